@@ -1,0 +1,240 @@
+"""Train the fixture: a llama of one million parameters that copies, edits and quotes.
+
+    pip install torch==2.13.0 numpy tokenizers safetensors
+    python -m conformance.train_fixture --out conformance/fixture
+
+PyTorch is needed for this command alone. One thread is used, because more are slower at this size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+
+from conformance.workloads import KINDS, Corpus, Message, draw
+
+SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+TEMPLATE = (
+    "{%- for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor -%}"
+    "{%- if add_generation_prompt %}<|assistant|>{% endif -%}"
+)
+VOCAB, DIM, LAYERS, HEADS, HIDDEN, THETA, EPS = 1024, 128, 4, 4, 384, 100_000.0, 1e-5
+EDITS = ("rename", "delete", "replace", "echo", "chat")
+# (length of a row, rows in a step, steps, share of random copies, kinds). Copying is learned from short edits, where it
+# pays at once (random tokens from the start delay it by a factor of ten), and carried to longer rows from there.
+PHASES = [
+    (128, 8, 1200, 0.0, EDITS),
+    (256, 8, 1400, 0.15, KINDS),
+    (512, 4, 1200, 0.15, KINDS),
+    (1024, 2, 1500, 0.15, KINDS),
+    (2048, 1, 700, 0.15, KINDS),
+]
+SEED = 20
+
+
+def train_tokenizer(corpus: Corpus) -> Tokenizer:
+    """Byte-level BPE (Sennrich et al., 2016) with single digits, on code, prose and records."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    rng = random.Random(SEED)
+    texts = [m["content"] for _ in range(6000) for m in draw(rng, corpus, rng.choice(KINDS), 800)]
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    """The ids of a conversation, and which of them the assistant writes."""
+    ids: list[int] = []
+    answer: list[bool] = []
+    for message in messages:
+        head = [SPECIAL.index(f"<|{message['role']}|>")]
+        body = [*tokenizer.encode(message["content"]).ids, 0]
+        ids += head + body
+        answer += [False] * len(head) + [message["role"] == "assistant"] * len(body)
+    return ids, answer
+
+
+class Rows:
+    """Training rows: conversations packed end to end, some of them copies of random tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, corpus: Corpus, seed: int) -> None:
+        self.tokenizer, self.corpus, self.rng = tokenizer, corpus, random.Random(seed)
+
+    def conversation(self, length: int, kinds: Sequence[str]) -> tuple[list[int], list[bool]]:
+        while True:
+            chars = int(length * math.exp(self.rng.uniform(math.log(0.12), math.log(1.2))))
+            messages = draw(self.rng, self.corpus, self.rng.choice(kinds), max(80, chars))
+            if messages:
+                ids, answer = encode(self.tokenizer, messages)
+                if len(ids) <= length:
+                    return ids, answer
+
+    def random_copy(self, length: int) -> tuple[list[int], list[bool]]:
+        body = [self.rng.randrange(len(SPECIAL), VOCAB) for _ in range(self.rng.randrange(8, length // 2 - 4))]
+        return [2, *body, 0, 3, *body, 0], [False] * (len(body) + 3) + [True] * (len(body) + 1)
+
+    def row(self, length: int, random_share: float, kinds: Sequence[str]) -> tuple[list[int], list[bool]]:
+        ids: list[int] = []
+        answer: list[bool] = []
+        while len(ids) < length + 1:
+            copy = self.rng.random() < random_share
+            more = self.random_copy(length) if copy else self.conversation(length, kinds)
+            ids += more[0]
+            answer += more[1]
+        return ids[: length + 1], answer[: length + 1]
+
+    def batch(self, length: int, rows: int, random_share: float, kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
+        drawn = [self.row(length, random_share, kinds) for _ in range(rows)]
+        return torch.tensor([ids for ids, _ in drawn]), torch.tensor([answer for _, answer in drawn])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(DIM, EPS)
+        self.post_attention_layernorm = nn.RMSNorm(DIM, EPS)
+        self.self_attn = nn.ModuleDict({f"{n}_proj": nn.Linear(DIM, DIM, bias=False) for n in "qkvo"})
+        self.mlp = nn.ModuleDict(
+            {
+                "gate_proj": nn.Linear(DIM, HIDDEN, bias=False),
+                "up_proj": nn.Linear(DIM, HIDDEN, bias=False),
+                "down_proj": nn.Linear(HIDDEN, DIM, bias=False),
+            }
+        )
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        h = self.input_layernorm(x)
+        q, k, v = (self.self_attn[f"{n}_proj"](h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for n in "qkv")
+        h = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        x = x + self.self_attn["o_proj"](h.transpose(1, 2).flatten(-2))
+        h = self.post_attention_layernorm(x)
+        return x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (Su et al., 2021), halves paired as llama does."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Llama(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(VOCAB, DIM)
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(DIM, EPS)
+        for p in self.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        half = DIM // HEADS // 2
+        angles = torch.arange(ids.shape[1])[:, None] * THETA ** (-torch.arange(half) / half)
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x, angles.cos(), angles.sin())
+        return self.norm(x) @ self.embed_tokens.weight.T
+
+
+def train(model: Llama, rows: Rows, budget: float) -> None:
+    """Run ``budget`` of every phase's steps, 1.0 being all of them."""
+    total, done, start = sum(int(phase[2] * budget) for phase in PHASES), 0, time.time()
+    optim = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    for length, count, steps, random_share, kinds in PHASES:
+        for _ in range(int(steps * budget)):
+            optim.param_groups[0]["lr"] = 2e-3 * min(1.0, (done + 1) / 100, 2.0 * (1.01 - done / total))
+            ids, answer = rows.batch(length, count, random_share, kinds)
+            logits, wanted, answers = model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), answer[:, 1:].flatten()
+            losses = F.cross_entropy(logits, wanted, reduction="none")
+            weights = torch.where(answers, 1.0, 0.15)
+            optim.zero_grad()
+            ((losses * weights).sum() / weights.sum()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optim.step()
+            done += 1
+            if done % 100 == 0:
+                right = (logits.argmax(-1) == wanted)[answers].float().mean()
+                seconds = time.time() - start
+                print(f"step {done}/{total} length {length} accuracy {right:.3f} {seconds:.0f} s", flush=True)
+
+
+@torch.no_grad()
+def accuracy(model: Llama, rows: Rows, length: int, samples: int = 40) -> dict[str, float]:
+    """Teacher-forced accuracy on the answers' tokens, by kind of conversation."""
+    result = {}
+    for kind in KINDS:
+        right = seen = 0
+        for _ in range(samples):
+            ids, answer = (torch.tensor(part) for part in rows.conversation(length, [kind]))
+            wanted = answer[1:]
+            right += int((model(ids[None, :-1])[0].argmax(-1) == ids[1:])[wanted].sum())
+            seen += int(wanted.sum())
+        result[kind] = round(right / seen, 4)
+    return result
+
+
+def export(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    state = {f"model.{name}": p.detach().half().contiguous() for name, p in model.state_dict().items()}
+    save_file(state, str(out / "model.safetensors"), metadata={"format": "pt"})
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": DIM,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float16",
+        "eos_token_id": 0,
+    }
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tokenizer.save(str(out / "tokenizer.json"))
+    special = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[0], "model_max_length": 8192}
+    (out / "tokenizer_config.json").write_text(json.dumps(special, indent=2) + "\n")
+    (out / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="directory to write the model to")
+    parser.add_argument("--budget", type=float, default=1.0, help="share of the steps to run (default 1.0)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    corpus = Corpus.load()
+    tokenizer = train_tokenizer(corpus)
+    model = Llama()
+    print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
+    train(model, Rows(tokenizer, corpus, SEED), args.budget)
+    export(model, tokenizer, args.out)
+    held_out = Rows(tokenizer, Corpus.load(held_out=True), SEED + 1)
+    report = {str(length): accuracy(model, held_out, length) for length in (256, 512, 1024, 2048)}
+    (args.out / "accuracy.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

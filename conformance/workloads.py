@@ -1,0 +1,283 @@
+"""Conversations whose answers repeat their prompts: edits, records, quotes, and prose that repeats nothing.
+
+One generator serves the training of the fixture, the demo and the tests. Everything is drawn from a seeded
+``random.Random``, so a seed names a conversation on every machine (given the same Python standard library for
+``Corpus``; ``records`` needs nothing).
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import sysconfig
+import textwrap
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Message = dict[str, str]
+
+_SKIPPED = frozenset("test tests idlelib lib2to3 site-packages encodings turtledemo pydoc_data".split())
+_IDENTIFIER = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]{2,18}\b")
+_KEYWORDS = frozenset(
+    "and assert async await break class continue def del elif else except finally for from global import lambda "
+    "nonlocal not pass raise return try while with yield None True False self print len".split()
+)
+_NAMES = (
+    "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jane Kai Lea Max Nora Otto Pia Quin Rosa Sam Tess Uma Vic Wes Yara Zoe"
+).split()
+_CITIES = "Oslo Lima Rome Cairo Delhi Paris Tokyo Quito Accra Minsk Turin Porto Sofia Dakar Hanoi Perth".split()
+_STATES = "open paid late void sent held".split()
+
+
+@dataclass
+class Corpus:
+    """The Python standard library as code and prose; every 16th module is held out of training."""
+
+    code: list[list[str]] = field(default_factory=list)
+    prose: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, held_out: bool = False) -> Corpus:
+        corpus = cls()
+        root = Path(sysconfig.get_paths()["stdlib"])
+        for path in sorted(root.rglob("*.py")):
+            name = path.relative_to(root)
+            if _SKIPPED.intersection(name.parts) or name.name.startswith("_sysconfigdata"):
+                continue
+            if (zlib.crc32(name.as_posix().encode()) % 16 == 0) != held_out:
+                continue
+            text = path.read_text("utf-8", "replace")
+            if not text.isascii():
+                continue
+            lines = [line.rstrip().expandtabs(4) for line in text.splitlines()]
+            if len(lines) >= 40:
+                corpus.code.append(lines)
+            corpus.prose.extend(_docstrings(text))
+        return corpus
+
+    def snippet(self, rng: random.Random, chars: int) -> str:
+        """Consecutive lines of one module, dedented, about ``chars`` long."""
+        lines = rng.choice(self.code)
+        start = rng.randrange(max(1, len(lines) - 10))
+        size, end = 0, start
+        while end < len(lines) and (size < chars or end - start < 3):
+            size += len(lines[end]) + 1
+            end += 1
+        text = textwrap.dedent("\n".join(lines[start:end])).strip("\n")
+        return re.sub(r"\n\n+", "\n", text)
+
+    def paragraph(self, rng: random.Random, chars: int) -> str:
+        text = rng.choice(self.prose)
+        while len(text) < chars:
+            text += " " + rng.choice(self.prose)
+        start = text.rfind(" ", 0, rng.randrange(len(text) - chars + 1) + 1) + 1
+        return text[start : start + chars].rsplit(" ", 1)[0]
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            text = " ".join((ast.get_docstring(node) or "").split())
+            if len(text) > 80 and ">>>" not in text:
+                yield text
+
+
+def fenced(text: str) -> str:
+    return f"```\n{text}\n```"
+
+
+def chat(*turns: str) -> list[Message]:
+    """Alternating user and assistant messages."""
+    return [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+
+
+# An edit takes a text and returns the sentence that asks for it and the edited text, or None if the text has
+# nothing to edit.
+Edit = Callable[[random.Random, str], tuple[str, str] | None]
+
+
+def rename(rng: random.Random, code: str) -> tuple[str, str] | None:
+    names = sorted(set(_IDENTIFIER.findall(code)) - _KEYWORDS)
+    if not names:
+        return None
+    old = max(rng.sample(names, min(3, len(names))), key=lambda name: len(re.findall(rf"\b{name}\b", code)))
+    new = _new_name(rng, names)
+    return f"Rename `{old}` to `{new}`.", re.sub(rf"\b{old}\b", new, code)
+
+
+def _new_name(rng: random.Random, taken: list[str]) -> str:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = "item value count total first last node path line key name size index user order data text".split()
+    while True:
+        tail = "".join(rng.choice(letters) for _ in range(rng.randint(3, 5)))
+        new = rng.choice([rng.choice(words) + "_" + rng.choice(words), tail, rng.choice(words) + "_" + tail])
+        if new not in taken:
+            return new
+
+
+def delete(rng: random.Random, code: str) -> tuple[str, str] | None:
+    lines = code.split("\n")
+    index = _unique_line(rng, lines)
+    if index is None or len(lines) < 3:
+        return None
+    return f"Delete the line `{lines[index].strip()}`.", "\n".join(lines[:index] + lines[index + 1 :])
+
+
+def replace(rng: random.Random, code: str) -> tuple[str, str] | None:
+    lines = code.split("\n")
+    index = _unique_line(rng, lines)
+    if index is None:
+        return None
+    old = lines[index].strip()
+    new = f"{_new_name(rng, [])} = {rng.randint(0, 99)}"
+    edited = [*lines[:index], lines[index].replace(old, new), *lines[index + 1 :]]
+    return f"Replace the line `{old}` with `{new}`.", "\n".join(edited)
+
+
+def _unique_line(rng: random.Random, lines: list[str]) -> int | None:
+    stripped = [line.strip() for line in lines]
+    unique = [i for i, line in enumerate(stripped) if 3 < len(line) < 60 and "`" not in line and stripped.count(line) == 1]
+    return rng.choice(unique) if unique else None
+
+
+CODE_EDITS: tuple[Edit, ...] = (rename, rename, delete, replace)
+
+
+def records(rng: random.Random, count: int) -> list[dict[str, int | str]]:
+    ids = rng.sample(range(10, 1000), count)
+    return [
+        {
+            "id": i,
+            "name": rng.choice(_NAMES) + " " + rng.choice(_NAMES),
+            "city": rng.choice(_CITIES),
+            "price": rng.randint(1, 999),
+            "state": rng.choice(_STATES),
+        }
+        for i in ids
+    ]
+
+
+def record_line(record: dict[str, int | str]) -> str:
+    fields = (f'"{key}": {value}' if isinstance(value, int) else f'"{key}": "{value}"' for key, value in record.items())
+    return "{" + ", ".join(fields) + "}"
+
+
+def json_edit(rng: random.Random, count: int) -> list[Message]:
+    """All records, one of them changed."""
+    rows = records(rng, count)
+    changed = dict(rng.choice(rows))
+    key, value = rng.choice([("price", rng.randint(1, 999)), ("state", rng.choice(_STATES))])
+    changed[key] = value
+    answer = "\n".join(record_line(changed if row["id"] == changed["id"] else row) for row in rows)
+    ask = f"Set `{key}` of record {changed['id']} to `{value}`."
+    return chat(f"{ask}\n" + fenced("\n".join(map(record_line, rows))), fenced(answer))
+
+
+def json_lookup(rng: random.Random, count: int) -> list[Message]:
+    """A few of the records, asked for by id."""
+    rows = records(rng, count)
+    wanted = rng.sample(rows, min(len(rows), rng.randint(1, 3)))
+    ask = "Show record " + " and ".join(str(row["id"]) for row in wanted) + "."
+    answer = "\n".join(map(record_line, wanted))
+    return chat(f"{ask}\n" + fenced("\n".join(map(record_line, rows))), fenced(answer))
+
+
+def edit_chat(rng: random.Random, code: str, turns: int, edits: tuple[Edit, ...] = CODE_EDITS) -> list[Message]:
+    """Edits of one text, turn after turn; only the first turn shows it. Empty if the text has nothing to edit."""
+    messages: list[str] = []
+    for _ in range(turns):
+        done = rng.choice(edits)(rng, code)
+        if done is None:
+            break
+        ask, edited = done
+        messages += [ask if messages else f"{ask}\n{fenced(code)}", fenced(edited)]
+        code = edited
+    return chat(*messages)
+
+
+def agent_turn(rng: random.Random, code: str) -> list[Message]:
+    """The answer first says what it changes, then gives the whole text."""
+    done = replace(rng, code)
+    if done is None:
+        return []
+    ask, edited = done
+    explained = ask.replace("Replace the line", "The line").replace("` with `", "` becomes `")
+    return chat(f"Explain and fix. {ask}\n{fenced(code)}", f"{explained}\n{fenced(edited)}")
+
+
+def repeat(text: str) -> list[Message]:
+    return chat(f"Repeat this.\n{fenced(text)}", fenced(text))
+
+
+def quote(rng: random.Random, text: str) -> list[Message]:
+    """One sentence of a text, found by how it starts."""
+    sentences = [s for s in re.split(r"(?<=[.;:]) ", text) if len(s.split()) > 4]
+    if not sentences:
+        return []
+    wanted = rng.choice(sentences)
+    start = " ".join(wanted.split()[:3])
+    return chat(f"Quote the sentence that starts with `{start}`.\n{fenced(text)}", fenced(wanted))
+
+
+def outline(code: str) -> list[Message]:
+    """The first lines of all functions and classes."""
+    heads = [line.strip() for line in code.split("\n") if re.match(r"\s*(def|class) ", line)]
+    return chat(f"List the functions.\n{fenced(code)}", fenced("\n".join(heads))) if heads else []
+
+
+def tool_call(rng: random.Random, count: int) -> list[Message]:
+    """A tool returns records, the answer shows one of them with a new state."""
+    rows = records(rng, count)
+    row = dict(rng.choice(rows))
+    row["state"] = rng.choice(_STATES)
+    return [
+        {"role": "user", "content": f"Close record {row['id']} as `{row['state']}`."},
+        {"role": "tool", "content": "\n".join(map(record_line, rows))},
+        {"role": "assistant", "content": fenced(record_line(row))},
+    ]
+
+
+def continuation(rng: random.Random, text: str, what: str) -> list[Message]:
+    """The second half of a text: hardly anything to copy."""
+    cut = text.rfind(" ", 0, len(text) // 4) + 1
+    return chat(f"Write {what}.\n{text[:cut]}", text[cut:])
+
+
+def draw(rng: random.Random, corpus: Corpus, kind: str, chars: int) -> list[Message]:
+    """A conversation of one kind whose text is about ``chars`` long; empty if the text drawn does not suit it."""
+    count = max(2, chars // 86)
+    match kind:
+        case "rename" | "delete" | "replace":
+            return edit_chat(rng, corpus.snippet(rng, chars), 1, (EDITS[kind],))
+        case "chat":
+            return edit_chat(rng, corpus.snippet(rng, chars // 3), rng.randint(2, 4))
+        case "agent":
+            return agent_turn(rng, corpus.snippet(rng, chars))
+        case "outline":
+            return outline(corpus.snippet(rng, chars))
+        case "echo":
+            return repeat(corpus.snippet(rng, chars) if rng.random() < 0.5 else corpus.paragraph(rng, chars))
+        case "quote":
+            return quote(rng, corpus.paragraph(rng, chars))
+        case "json":
+            return json_edit(rng, count)
+        case "lookup":
+            return json_lookup(rng, count)
+        case "tool":
+            return tool_call(rng, count)
+        case "code":
+            return continuation(rng, corpus.snippet(rng, chars), "code")
+        case "prose":
+            return continuation(rng, corpus.paragraph(rng, chars), "prose")
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+EDITS: dict[str, Edit] = {"rename": rename, "delete": delete, "replace": replace}
+KINDS = (*EDITS, "chat", "agent", "outline", "echo", "quote", "json", "lookup", "tool", "code", "prose")

@@ -1,0 +1,126 @@
+"""Apply the series to a release of mlx-lm, build it, install it into .venv and show what it does."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from checkout import BRANCH, Stamp, apply_patches, differences, export, git, head, import_release, series_key
+from install import build_wheel, install, installed
+from pin import ROOT, VENV, Refused, Release, alone, fetch, find_release, patch_files, temporary
+
+
+def main() -> int:
+    args = parse_args()
+    try:
+        with alone():
+            return apply_source(args) if args.source else apply_release(args)
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 1
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/apply.sh", description=__doc__)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
+    where.add_argument("--source", metavar="DIR", type=Path, help=f"your own clone of mlx-lm: gets a branch {BRANCH}")
+    parser.add_argument("--until", metavar="N", type=int, help="stop after patch N")
+    parser.add_argument("--no-install", action="store_true", help="only make the patched source")
+    return parser.parse_args()
+
+
+def apply_release(args: argparse.Namespace) -> int:
+    release = find_release(args.release)
+    patches = patch_files(args.until)
+    key = series_key(release.sha256, patches)
+    checkout = release.checkout
+    done = is_applied(checkout, key)
+    if not done:
+        fetch(release)
+        make_checkout(release, patches, key)
+    label = f"{release.version}+lookup.{len(patches)}"
+    where = os.path.relpath(checkout)
+    if args.no_install or installed(VENV, label, head(checkout)):
+        print(f"{'already applied' if done else 'applied'}: mlx-lm {label} in {where}")
+        return 0
+    print(f"applied: mlx-lm {label} in {where}", flush=True)
+    return finish(checkout, label)
+
+
+def is_applied(checkout: Path, key: str) -> bool:
+    """Whether the checkout is what this run would make. Refuses to lose work that is in it."""
+    if not checkout.exists():
+        return False
+    stamp = Stamp.read(checkout)
+    if stamp and stamp.key == key and head(checkout) == stamp.commit:
+        return True
+    if stamp is None:
+        raise Refused(f"{checkout} was not made by this script; move it away.")
+    if changed := git(checkout, "status", "--porcelain").stdout.strip():
+        first = changed.splitlines()[0].split()[-1]
+        raise Refused(f"{checkout} has uncommitted changes ({first}); commit them and run scripts/export.sh.")
+    if head(checkout) != stamp.commit:
+        with temporary("compare") as exported:
+            export(checkout, stamp.base, exported)
+            if differences(exported):
+                raise Refused(
+                    f"{checkout} has commits that are not in patches/. scripts/export.sh writes them there; "
+                    "or move the checkout away."
+                )
+    others = set(git(checkout, "for-each-ref", "--format=%(refname:short)").stdout.split()) - {BRANCH}
+    if others:
+        raise Refused(f"{checkout} has other branches, tags or stashes ({', '.join(others)}); move it away.")
+    return False
+
+
+def make_checkout(release: Release, patches: list[Path], key: str) -> None:
+    with temporary("apply") as scratch:
+        fresh = scratch / "fresh"
+        base = import_release(release, fresh)
+        apply_patches(fresh, patches, f"mlx-lm {release.version}")
+        Stamp(key, base, head(fresh)).write(fresh)
+        if release.checkout.exists():
+            os.rename(release.checkout, scratch / "old")
+        os.rename(fresh, release.checkout)
+
+
+def apply_source(args: argparse.Namespace) -> int:
+    """Apply in a clone of the user's clone and hand back one branch: no other branch and no file is touched."""
+    source = args.source.resolve()
+    if not (source / "mlx_lm" / "generate.py").exists() or git(source, "rev-parse", "HEAD", check=False).returncode:
+        raise Refused(f"{source} is not a git clone of mlx-lm.")
+    if git(source, "status", "--porcelain", "--untracked-files=no").stdout:
+        raise Refused(f"{source} has uncommitted changes; commit or stash them first.")
+    patches = patch_files(args.until)
+    with temporary("source") as scratch:
+        clone = scratch / "clone"
+        git(scratch, "clone", "--quiet", "--shared", "--no-tags", str(source), str(clone))
+        git(clone, "checkout", "--quiet", "--detach", head(source))
+        apply_patches(clone, patches, str(source))
+        commit = head(clone)
+        before = git(source, "rev-parse", "--verify", "--quiet", f"refs/heads/{BRANCH}", check=False).stdout.strip()
+        if before not in ("", commit):
+            raise Refused(f"{source} has a branch {BRANCH} with other commits; rename or delete it.")
+        git(source, "fetch", "--quiet", str(clone), f"{commit}:refs/heads/{BRANCH}")
+        print(f"{'already applied' if before else 'applied'}: branch {BRANCH} of {source}", flush=True)
+        tag = git(source, "describe", "--tags", "--abbrev=0", check=False).stdout.strip()
+        label = f"{tag.removeprefix('v') or '0'}+lookup.{len(patches)}"
+        if args.no_install or installed(VENV, label, commit):
+            return 0
+        return finish(clone, label)
+
+
+def finish(checkout: Path, label: str) -> int:
+    """Build, install, and run the demo with what was installed."""
+    wheel = build_wheel(checkout, label)
+    install(VENV, wheel, label, head(checkout))
+    print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}\n", flush=True)
+    return subprocess.run([VENV / "bin" / "python", ROOT / "scripts" / "demo.py"]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

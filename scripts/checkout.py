@@ -1,0 +1,128 @@
+"""The git checkout of a release: import the sdist, apply the patches, write the patches back.
+
+Names, addresses and dates are fixed and no git configuration of the user's is read, so that the same release and the
+same patches give the same commit on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import tarfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pin import PATCHES, Refused, Release, releases
+
+DATE = "Thu, 1 Jan 2026 00:00:00 +0000"
+IDENTITY = {"NAME": "mlx-lm prompt lookup", "EMAIL": "series@example.org", "DATE": DATE}
+BRANCH = "prompt-lookup"
+IGNORED = "__pycache__/\n*.pyc\n*.egg-info/\nbuild/\ndist/\n.pytest_cache/\n.ruff_cache/\n"
+
+
+def git(where: Path, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run git without the user's configuration. A failure that the caller does not expect is shown as it is."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env |= {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in IDENTITY.items()}
+    env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "LC_ALL": "C"}
+    done = subprocess.run(["git", "-C", where, *args], env=env, capture_output=True, text=True)
+    if check and done.returncode != 0:
+        raise Refused(f"git {' '.join(args)} failed in {where}: {done.stderr.strip()}")
+    return done
+
+
+def head(where: Path) -> str:
+    return git(where, "rev-parse", "HEAD").stdout.strip()
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What apply made a checkout from, kept inside its .git directory."""
+
+    key: str
+    base: str
+    commit: str
+
+    @staticmethod
+    def path(checkout: Path) -> Path:
+        return checkout / ".git" / "prompt-lookup.json"
+
+    @classmethod
+    def read(cls, checkout: Path) -> Stamp | None:
+        path = cls.path(checkout)
+        return cls(**json.loads(path.read_text())) if path.exists() else None
+
+    def write(self, checkout: Path) -> None:
+        self.path(checkout).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def series_key(base: str, patches: list[Path]) -> str:
+    """Changes with whatever the checkout is made from."""
+    digest = hashlib.sha256(f"{base} {DATE}".encode())
+    for patch in patches:
+        digest.update(patch.name.encode() + b"\0" + patch.read_bytes())
+    return digest.hexdigest()
+
+
+def import_release(release: Release, into: Path) -> str:
+    """Unpack the sdist into a new git checkout, as its first commit; return the commit."""
+    with tarfile.open(release.sdist) as archive:
+        archive.extractall(into.parent, filter="data")
+    os.rename(into.parent / f"mlx_lm-{release.version}", into)
+    git(into, "init", "--quiet", f"--initial-branch={BRANCH}")
+    (into / ".git" / "info" / "exclude").write_text(IGNORED)
+    git(into, "add", "--all", "--force")
+    git(into, "commit", "--quiet", "--message", f"mlx-lm {release.version}\n\nThe sdist, sha256 {release.sha256}")
+    return head(into)
+
+
+def apply_patches(checkout: Path, patches: list[Path], made_for: str) -> None:
+    for number, patch in enumerate(patches, 1):
+        print(f"applying {patch.stem} ({number}/{len(patches)})", flush=True)
+        done = git(checkout, "am", "--quiet", "--3way", "--committer-date-is-author-date", str(patch), check=False)
+        if done.returncode != 0:
+            git(checkout, "am", "--abort", check=False)
+            raise Refused(_explain(checkout, patch, number, made_for, done.stderr))
+
+
+def _explain(checkout: Path, patch: Path, number: int, made_for: str, am_said: str) -> str:
+    tried = git(checkout, "apply", "--check", str(patch), check=False).stderr
+    known = ", ".join(releases()[0])
+    lines = [f"{patch.name} does not apply to {made_for}. It was made for mlx-lm {known}."]
+    failed = re.findall(r"patch failed: (.+):(\d+)", tried)
+    lines += [f"  {file}: {_hunk(patch, file, int(line))}" for file, line in failed]
+    lines += [f"  {line.removeprefix('error: ')}" for line in (tried or am_said).splitlines() if not failed and line]
+    lines.append(f"Next: scripts/apply.sh --until {number - 1} --no-install, then in the checkout it names:")
+    lines.append(f"  git am --3way '{patch}', mend it, git am --continue; scripts/export.sh writes patches/ again.")
+    return "\n".join(lines)
+
+
+def _hunk(patch: Path, file: str, line: int) -> str:
+    """Name the hunk of a file that starts at an old line."""
+    section = patch.read_text().split(f"\ndiff --git a/{file} ")[-1].split("\ndiff --git ")[0]
+    starts = [int(start) for start in re.findall(r"^@@ -(\d+)", section, re.MULTILINE)]
+    number = starts.index(line) + 1 if line in starts else "?"
+    return f"hunk {number} of {len(starts)}, at line {line}"
+
+
+def export(checkout: Path, base: str, into: Path) -> None:
+    """Write the commits since ``base`` as patches that do not change unless their content does."""
+    stable = ["--zero-commit", "--no-signature", "--no-numbered", "--full-index", "--no-renames", "--no-stat"]
+    algorithm = ["--diff-algorithm=histogram", "--unified=3", "--no-ext-diff", "--no-color", "--subject-prefix=PATCH"]
+    git(checkout, "format-patch", "--quiet", *stable, *algorithm, "--output-directory", str(into), f"{base}..HEAD")
+    for patch in sorted(into.glob("*.patch")):
+        text = patch.read_text()
+        patch.write_text(re.sub(r"^Date: .*$", f"Date: {DATE}", text, count=1, flags=re.MULTILINE))
+
+
+def differences(exported: Path) -> list[str]:
+    """The patches in which an export and patches/ differ."""
+    names = sorted({path.name for where in (exported, PATCHES) for path in where.glob("[0-9]*.patch")})
+    return [name for name in names if _content(exported / name) != _content(PATCHES / name)]
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None

@@ -1,0 +1,102 @@
+"""Build the wheel of a patched checkout and install it with the platform's mlx.
+
+    python scripts/install.py [--release V]    installs what apply.sh built into the environment of this Python
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from checkout import git, head
+from pin import VENDOR, Refused, find_release, make_venv, patch_files, temporary
+
+
+def mlx_extra() -> str:
+    """The extra of mlx-lm that brings mlx: none on macOS, where it is a dependency."""
+    if platform.system() == "Darwin":
+        return ""
+    extra = os.environ.get("MLX_EXTRA", "cpu")
+    if extra not in ("cpu", "cuda12", "cuda13"):
+        raise Refused(f"MLX_EXTRA is {extra!r}; it can be cpu, cuda12 or cuda13.")
+    return f"[{extra}]"
+
+
+def _stamp(venv: Path) -> Path:
+    return venv / ".prompt-lookup.json"
+
+
+def installed(venv: Path, label: str, commit: str) -> bool:
+    stamp = _stamp(venv)
+    wanted = {"label": label, "commit": commit, "extra": mlx_extra()}
+    return stamp.exists() and json.loads(stamp.read_text()) == wanted
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, env=os.environ | (env or {}), capture_output=True, text=True)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Refused(f"{' '.join(map(str, command[1:5]))} failed: " + "\n".join(said[-12:]))
+
+
+def wheel_path(label: str, commit: str) -> Path:
+    return VENDOR / "wheels" / commit[:12] / f"mlx_lm-{label}-py3-none-any.whl"
+
+
+def build_wheel(checkout: Path, label: str) -> Path:
+    """Build what is committed, in a clone, so that the checkout stays as it is. A wheel is built once."""
+    commit = head(checkout)
+    wheel = wheel_path(label, commit)
+    if wheel.exists():
+        return wheel
+    print(f"building {wheel.name}", flush=True)
+    with temporary("build") as scratch:
+        git(scratch, "clone", "--quiet", "--shared", str(checkout), str(scratch / "source"))
+        make_venv(scratch / "venv")
+        pip = [scratch / "venv" / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
+        run(*pip, "wheel", "--no-deps", "--wheel-dir", scratch, scratch / "source", env=version)
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(scratch / wheel.name, wheel)
+    return wheel
+
+
+def pip_install(python: Path, wheel: Path, label: str) -> None:
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    run(*pip, f"mlx-lm{mlx_extra()} @ {wheel.as_uri()}")
+    # The label does not change with every commit of a series, so pip may think that it is there.
+    run(*pip, "--force-reinstall", "--no-deps", wheel)
+
+
+def install(venv: Path, wheel: Path, label: str, commit: str) -> None:
+    """Install into a venv. The stamp is written last: a killed run starts this step again."""
+    wanted = {"label": label, "commit": commit, "extra": mlx_extra()}
+    print(f"installing mlx-lm{mlx_extra()} {label}", flush=True)
+    _stamp(venv).unlink(missing_ok=True)
+    make_venv(venv)
+    pip_install(venv / "bin" / "python", wheel, label)
+    _stamp(venv).write_text(json.dumps(wanted, indent=2) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--release", help="a release of vendor/releases.toml (default: the one it names)")
+    try:
+        release = find_release(parser.parse_args().release)
+        label = f"{release.version}+lookup.{len(patch_files())}"
+        if not release.checkout.exists():
+            raise Refused(f"{release.checkout} is not there; run scripts/apply.sh --release {release.version} first.")
+        pip_install(Path(sys.executable), build_wheel(release.checkout, label), label)
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

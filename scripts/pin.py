@@ -1,0 +1,131 @@
+"""What is pinned: the releases of vendor/releases.toml, their sdists, and the patches."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENDOR = ROOT / "vendor"
+PATCHES = ROOT / "patches"
+VENV = ROOT / ".venv"
+
+
+class Refused(Exception):
+    """Something the user has to decide or mend; the message says what."""
+
+
+@dataclass(frozen=True)
+class Release:
+    version: str
+    sha256: str
+
+    @property
+    def sdist(self) -> Path:
+        return VENDOR / "sdist" / f"mlx_lm-{self.version}.tar.gz"
+
+    @property
+    def checkout(self) -> Path:
+        return VENDOR / f"mlx-lm-{self.version}"
+
+
+def releases() -> tuple[dict[str, Release], str]:
+    """The pinned releases by version, and the default version."""
+    with open(VENDOR / "releases.toml", "rb") as file:
+        pin = tomllib.load(file)
+    return {v: Release(v, entry["sha256"]) for v, entry in pin["releases"].items()}, pin["default"]
+
+
+def find_release(version: str | None) -> Release:
+    known, default = releases()
+    version = version or default
+    if version not in known:
+        raise Refused(f"mlx-lm {version} is not pinned; vendor/releases.toml has {', '.join(known)}.")
+    return known[version]
+
+
+def patch_files(until: int | None = None) -> list[Path]:
+    """The first ``until`` patches in order, or all."""
+    files = sorted(PATCHES.glob("[0-9]*.patch"))
+    if until is not None and not 0 <= until <= len(files):
+        raise Refused(f"--until {until}: patches/ has {len(files)} patches.")
+    return files[:until]
+
+
+def fetch(release: Release) -> None:
+    """Have the sdist at ``release.sdist``, with the pinned hash. The network is used only if it is not there."""
+    if release.sdist.exists():
+        found = hashlib.sha256(release.sdist.read_bytes()).hexdigest()
+        if found != release.sha256:
+            raise Refused(
+                f"{release.sdist} has sha256 {found}, vendor/releases.toml has {release.sha256}. Nothing was changed. "
+                "If the file is damaged, delete it and run this again."
+            )
+        return
+    print(f"downloading mlx-lm {release.version}", flush=True)
+    with temporary("fetch") as scratch:
+        wanted = scratch / "requirements.txt"
+        wanted.write_text(f"mlx-lm=={release.version} --hash=sha256:{release.sha256}\n")
+        options = ["--require-hashes", "--no-deps", "--no-binary", "mlx-lm", "--disable-pip-version-check"]
+        pip = [*pip_command(scratch), "download", *options]
+        done = subprocess.run([*pip, "-d", scratch, "-r", wanted], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Refused(_download_failed(release, done.stderr))
+        release.sdist.parent.mkdir(exist_ok=True)
+        os.replace(scratch / release.sdist.name, release.sdist)
+
+
+def _download_failed(release: Release, stderr: str) -> str:
+    what = f"the sdist of mlx-lm {release.version}"
+    if "DO NOT MATCH THE HASHES" in stderr:
+        return f"{what} on the package index does not have the sha256 of vendor/releases.toml. Nothing was changed."
+    lines = [line for line in stderr.splitlines() if line.startswith("ERROR")] or stderr.splitlines()[-1:]
+    return f"{what} could not be downloaded; is the network there? Nothing was changed. pip says: {' '.join(lines[:1])}"
+
+
+def pip_command(scratch: Path) -> list[str]:
+    """This Python's pip, or one in a new venv where the distribution ships Python without it."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    make_venv(scratch / "venv")
+    return [str(scratch / "venv" / "bin" / "python"), "-m", "pip"]
+
+
+def make_venv(path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "venv", path], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Refused(f"python -m venv failed (on Debian: apt install python3-venv). It says: {done.stdout.strip()}")
+
+
+@contextmanager
+def temporary(what: str) -> Iterator[Path]:
+    """A directory on the file system of vendor/, so that what is made in it can be moved into place at once."""
+    path = Path(tempfile.mkdtemp(prefix=f".tmp-{what}-", dir=VENDOR))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One run at a time. What killed runs left behind is removed."""
+    with open(VENDOR / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused("another run of these scripts is under way in this clone; wait for it.") from None
+        for left in VENDOR.glob(".tmp-*"):
+            shutil.rmtree(left)
+        yield
