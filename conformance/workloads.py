@@ -143,14 +143,20 @@ def replace(rng: random.Random, code: str) -> tuple[str, str] | None:
 
 def _unique_line(rng: random.Random, lines: list[str]) -> int | None:
     stripped = [line.strip() for line in lines]
-    unique = [i for i, line in enumerate(stripped) if 3 < len(line) < 60 and "`" not in line and stripped.count(line) == 1]
+    unique = [
+        i for i, line in enumerate(stripped) if 3 < len(line) < 60 and "`" not in line and stripped.count(line) == 1
+    ]
     return rng.choice(unique) if unique else None
 
 
 CODE_EDITS: tuple[Edit, ...] = (rename, rename, delete, replace)
 
 
-def records(rng: random.Random, count: int) -> list[dict[str, int | str]]:
+Record = dict[str, int | str]
+RECORD_CHARS = 86
+
+
+def records(rng: random.Random, count: int) -> list[Record]:
     ids = rng.sample(range(10, 1000), count)
     return [
         {
@@ -164,7 +170,7 @@ def records(rng: random.Random, count: int) -> list[dict[str, int | str]]:
     ]
 
 
-def record_line(record: dict[str, int | str]) -> str:
+def record_line(record: Record) -> str:
     fields = (f'"{key}": {value}' if isinstance(value, int) else f'"{key}": "{value}"' for key, value in record.items())
     return "{" + ", ".join(fields) + "}"
 
@@ -173,7 +179,8 @@ def json_edit(rng: random.Random, count: int) -> list[Message]:
     """All records, one of them changed."""
     rows = records(rng, count)
     changed = dict(rng.choice(rows))
-    key, value = rng.choice([("price", rng.randint(1, 999)), ("state", rng.choice(_STATES))])
+    changes: list[tuple[str, int | str]] = [("price", rng.randint(1, 999)), ("state", rng.choice(_STATES))]
+    key, value = rng.choice(changes)
     changed[key] = value
     answer = "\n".join(record_line(changed if row["id"] == changed["id"] else row) for row in rows)
     ask = f"Set `{key}` of record {changed['id']} to `{value}`."
@@ -252,32 +259,24 @@ def continuation(rng: random.Random, text: str, what: str) -> list[Message]:
 
 def draw(rng: random.Random, corpus: Corpus, kind: str, chars: int) -> list[Message]:
     """A conversation of one kind whose text is about ``chars`` long; empty if the text drawn does not suit it."""
-    count = max(2, chars // 86)
-    match kind:
-        case "rename" | "delete" | "replace":
-            return edit_chat(rng, corpus.snippet(rng, chars), 1, (EDITS[kind],))
-        case "chat":
-            return edit_chat(rng, corpus.snippet(rng, chars // 3), rng.randint(2, 4))
-        case "agent":
-            return agent_turn(rng, corpus.snippet(rng, chars))
-        case "outline":
-            return outline(corpus.snippet(rng, chars))
-        case "echo":
-            return repeat(corpus.snippet(rng, chars) if rng.random() < 0.5 else corpus.paragraph(rng, chars))
-        case "quote":
-            return quote(rng, corpus.paragraph(rng, chars))
-        case "json":
-            return json_edit(rng, count)
-        case "lookup":
-            return json_lookup(rng, count)
-        case "tool":
-            return tool_call(rng, count)
-        case "code":
-            return continuation(rng, corpus.snippet(rng, chars), "code")
-        case "prose":
-            return continuation(rng, corpus.paragraph(rng, chars), "prose")
-    raise ValueError(f"unknown kind {kind!r}")
+    if kind in EDITS:
+        return edit_chat(rng, corpus.snippet(rng, chars), 1, (EDITS[kind],))
+    return OTHERS[kind](rng, corpus, chars)
 
 
 EDITS: dict[str, Edit] = {"rename": rename, "delete": delete, "replace": replace}
-KINDS = (*EDITS, "chat", "agent", "outline", "echo", "quote", "json", "lookup", "tool", "code", "prose")
+OTHERS: dict[str, Callable[[random.Random, Corpus, int], list[Message]]] = {
+    "chat": lambda rng, corpus, chars: edit_chat(rng, corpus.snippet(rng, chars // 3), rng.randint(2, 4)),
+    "agent": lambda rng, corpus, chars: agent_turn(rng, corpus.snippet(rng, chars)),
+    "outline": lambda rng, corpus, chars: outline(corpus.snippet(rng, chars)),
+    "echo": lambda rng, corpus, chars: repeat(
+        corpus.snippet(rng, chars) if rng.random() < 0.5 else corpus.paragraph(rng, chars)
+    ),
+    "quote": lambda rng, corpus, chars: quote(rng, corpus.paragraph(rng, chars)),
+    "json": lambda rng, _, chars: json_edit(rng, max(2, chars // RECORD_CHARS)),
+    "lookup": lambda rng, _, chars: json_lookup(rng, max(2, chars // RECORD_CHARS)),
+    "tool": lambda rng, _, chars: tool_call(rng, max(2, chars // RECORD_CHARS)),
+    "code": lambda rng, corpus, chars: continuation(rng, corpus.snippet(rng, chars), "code"),
+    "prose": lambda rng, corpus, chars: continuation(rng, corpus.paragraph(rng, chars), "prose"),
+}
+KINDS = (*EDITS, *OTHERS)

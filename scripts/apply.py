@@ -119,7 +119,8 @@ def finish(checkout: Path, label: str) -> int:
     wheel = build_wheel(checkout, label)
     install(VENV, wheel, label, head(checkout))
     print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}\n", flush=True)
-    return subprocess.run([VENV / "bin" / "python", ROOT / "scripts" / "demo.py"]).returncode
+    demo = [str(VENV / "bin" / "python"), "-m", "conformance.demo"]
+    return subprocess.run(demo, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Build the wheel of a patched checkout and install it with the platform's mlx.
 
-    python scripts/install.py [--release V]    installs what apply.sh built into the environment of this Python
+python scripts/install.py [--release V] installs what apply.sh made into the environment of that python.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
         raise Refused(f"{' '.join(map(str, command[1:5]))} failed: " + "\n".join(said[-12:]))
 
 
+def quiet_pip(python: Path) -> list[str | Path]:
+    return [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+
 def wheel_path(label: str, commit: str) -> Path:
     return VENDOR / "wheels" / commit[:12] / f"mlx_lm-{label}-py3-none-any.whl"
 
@@ -58,7 +62,7 @@ def build_wheel(checkout: Path, label: str) -> Path:
     with temporary("build") as scratch:
         git(scratch, "clone", "--quiet", "--shared", str(checkout), str(scratch / "source"))
         make_venv(scratch / "venv")
-        pip = [scratch / "venv" / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        pip = quiet_pip(scratch / "venv" / "bin" / "python")
         version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
         run(*pip, "wheel", "--no-deps", "--wheel-dir", scratch, scratch / "source", env=version)
         wheel.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +71,7 @@ def build_wheel(checkout: Path, label: str) -> Path:
 
 
 def pip_install(python: Path, wheel: Path, label: str) -> None:
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    pip = [*quiet_pip(python), "install"]
     run(*pip, f"mlx-lm{mlx_extra()} @ {wheel.as_uri()}")
     # The label does not change with every commit of a series, so pip may think that it is there.
     run(*pip, "--force-reinstall", "--no-deps", wheel)

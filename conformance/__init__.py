@@ -1,0 +1,1 @@
+"""The suite: what it knows (workloads, prompts, the fixture) beside what it tests."""

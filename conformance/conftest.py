@@ -1,0 +1,25 @@
+"""What every run prints, and the fixture model."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx_lm import load
+
+from conformance.demo import FIXTURE
+
+
+def pytest_report_header() -> str:
+    versions = f"mlx-lm {version('mlx-lm')} at {mlx_lm.__file__}, mlx {version('mlx')}"
+    return f"{versions} on {mx.default_device()}"
+
+
+@pytest.fixture(scope="session")
+def fixture() -> tuple[Any, Any]:
+    """The model of this repository and its tokenizer."""
+    model, tokenizer = load(str(FIXTURE))
+    return model, tokenizer

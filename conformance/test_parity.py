@@ -1,0 +1,137 @@
+"""Prompt lookup gives plain decoding's tokens and logits on the fixture: pytest conformance/test_parity.py"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm import stream_generate
+from mlx_lm.generate import generate_step, prompt_lookup_generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+
+from conformance.demo import FIXTURE
+from conformance.prompts import PROMPTS
+
+MAX_TOKENS = 160
+
+
+def ids(tokenizer: Any, name: str) -> list[int]:
+    tokens = tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True)
+    assert isinstance(tokens, list)
+    return tokens
+
+
+def plain(model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS, **kwargs: Any) -> list[tuple[int, mx.array]]:
+    mx.random.seed(1)
+    return list(generate_step(mx.array(prompt), model, max_tokens=max_tokens, **kwargs))
+
+
+def drafted(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[tuple[int, mx.array, bool]]:
+    mx.random.seed(1)
+    kwargs = {"max_tokens": MAX_TOKENS} | kwargs
+    return list(prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=n, **kwargs))
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_greedy(fixture: tuple[Any, Any], name: str, n: int) -> None:
+    """Bit for bit on a CPU, where a block computes what single steps compute; the same tokens elsewhere."""
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, name)
+    right, got = plain(model, prompt), drafted(model, prompt, n)
+    assert [step[0] for step in got] == [step[0] for step in right]
+    if mx.default_device() == mx.Device(mx.cpu):
+        assert all(mx.array_equal(a[1], b[1]).item() for a, b in zip(got, right, strict=True))
+
+
+@pytest.mark.parametrize("name", ["rename", "json", "nothing_to_copy"])
+@pytest.mark.parametrize(
+    "sampler", [{"temp": 0.7}, {"temp": 1.0, "top_p": 0.8}, {"temp": 1.0, "xtc_probability": 0.5}], ids=str
+)
+def test_seeded_sampling(fixture: tuple[Any, Any], name: str, sampler: dict[str, float]) -> None:
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, name)
+    right = plain(model, prompt, sampler=make_sampler(**sampler))
+    got = drafted(model, prompt, 8, sampler=make_sampler(**sampler))
+    assert [step[0] for step in got] == [step[0] for step in right]
+
+
+def test_something_is_copied_and_nothing_is(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    copied = drafted(model, ids(tokenizer, "rename"), 8)
+    assert sum(step[2] for step in copied) > len(copied) / 2
+    assert not any(step[2] for step in drafted(model, [5, 6, 7, 8], 8, max_tokens=3))
+
+
+@pytest.mark.parametrize("name", ["rename", "json", "quote", "nothing_to_copy"])
+@pytest.mark.parametrize("n", [3, 8])
+def test_text_and_end(fixture: tuple[Any, Any], name: str, n: int) -> None:
+    """stream_generate stops at the same token, and its last response says what was drafted."""
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, name)
+    right = list(stream_generate(model, tokenizer, prompt, max_tokens=600))
+    got = list(stream_generate(model, tokenizer, prompt, max_tokens=600, prompt_lookup_num_tokens=n))
+    assert [r.text for r in got] == [r.text for r in right]
+    assert got[-1].finish_reason == right[-1].finish_reason
+    assert got[-1].draft.accepted <= got[-1].draft.drafted
+    assert right[-1].draft is None
+
+
+def eos_inside_a_draft(model: Any, prompt: list[int], n: int) -> int:
+    """A token that ends the text in the middle of an accepted draft."""
+    steps = drafted(model, prompt, n)
+    tokens = [step[0] for step in steps]
+    for i, (token, _, from_draft) in enumerate(steps[:-1]):
+        if from_draft and steps[i + 1][2] and tokens.index(token) == i:
+            return token
+    raise AssertionError("no draft was accepted")
+
+
+def test_eos_inside_an_accepted_draft(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, "rename")
+    eos = eos_inside_a_draft(model, prompt, 8)
+    before = set(tokenizer.eos_token_ids)
+    tokenizer.eos_token_ids = before | {eos}
+    try:
+        caches = [make_prompt_cache(model) for _ in range(2)]
+        right = list(stream_generate(model, tokenizer, prompt, max_tokens=MAX_TOKENS, prompt_cache=caches[0]))
+        got = list(
+            stream_generate(
+                model, tokenizer, prompt, max_tokens=MAX_TOKENS, prompt_cache=caches[1], prompt_lookup_num_tokens=8
+            )
+        )
+    finally:
+        tokenizer.eos_token_ids = before
+    assert got[-1].finish_reason == "stop"
+    assert got[-1].token == right[-1].token == eos
+    assert [r.token for r in got] == [r.token for r in right]
+    assert same_next_turn(model, *caches)
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 5, 9, 10, 11, 40])
+def test_cache_after_the_consumer_stops(fixture: tuple[Any, Any], stop_after: int) -> None:
+    """The cache holds the prompt and exactly what was yielded, so a second turn is plain decoding's second turn."""
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, "rename")
+    caches = [make_prompt_cache(model) for _ in range(2)]
+    plain(model, prompt, max_tokens=stop_after, prompt_cache=caches[0])
+    steps = prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=8, prompt_cache=caches[1])
+    for _ in range(stop_after):
+        next(steps)
+    steps.close()
+    assert caches[1][0].offset == len(prompt) + stop_after
+    assert same_next_turn(model, *caches)
+
+
+def same_next_turn(model: Any, expected: list[Any], cache: list[Any]) -> bool:
+    turn = [3, 50, 51, 52]
+    right = plain(model, turn, 20, prompt_cache=expected)
+    got = plain(model, turn, 20, prompt_cache=cache)
+    return all(a[0] == b[0] and mx.array_equal(a[1], b[1]).item() for a, b in zip(got, right, strict=True))
+
+
+def test_the_fixture_is_complete() -> None:
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in FIXTURE.iterdir()}

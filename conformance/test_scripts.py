@@ -1,0 +1,257 @@
+"""The scripts, run in a copy of the repository whose path holds spaces: pytest conformance/test_scripts.py"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RELEASE = "0.32.2"
+
+
+@dataclass
+class Clone:
+    root: Path
+
+    def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a script from another directory, as a user may."""
+        return subprocess.run(
+            [self.root / "scripts" / script, *args], cwd="/", env=self.env(env), capture_output=True, text=True
+        )
+
+    def env(self, more: dict[str, str]) -> dict[str, str]:
+        return os.environ | {"PYTHON": sys.executable} | more
+
+    def apply(self, *args: str) -> str:
+        done = self.run("apply.sh", "--no-install", *args)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def refused(self, script: str, *args: str, **env: str) -> str:
+        """Run what has to fail, in one clear message and with nothing changed."""
+        before = self.state()
+        done = self.run(script, *args, **env)
+        assert done.returncode == 1, done.stdout
+        assert done.stderr.startswith("error: ")
+        assert "Traceback" not in done.stderr
+        assert self.state() == before
+        return done.stderr
+
+    @property
+    def checkout(self) -> Path:
+        return self.root / "vendor" / f"mlx-lm-{RELEASE}"
+
+    def git(self, *args: str) -> str:
+        return git(self.checkout, *args)
+
+    def commit_line(self, text: str) -> None:
+        with open(self.checkout / "mlx_lm" / "draft.py", "a") as file:
+            file.write(f"# {text}\n")
+        self.git("commit", "--all", "--message", text)
+
+    def patches(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (self.root / "patches").glob("*.patch")}
+
+    def state(self) -> dict[str, bytes]:
+        """All files but git's own, and what git says of the checkout."""
+        files = {
+            str(path): path.read_bytes()
+            for path in self.root.rglob("*")
+            if path.is_file() and ".git/" not in str(path) and "__pycache__" not in str(path)
+        }
+        return files | ({"HEAD": self.git("rev-parse", "HEAD").encode()} if self.checkout.exists() else {})
+
+
+def git(where: Path, *args: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    done = subprocess.run(["git", "-C", where, *identity, *args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    root = tmp_path / "a path with spaces"
+    for name in ("scripts", "patches", "vendor/sdist"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "vendor" / "releases.toml", root / "vendor")
+    (root / "vendor" / ".lock").touch()
+    return Clone(root)
+
+
+def test_round_trip_is_byte_for_byte(clone: Clone) -> None:
+    before = clone.patches()
+    shown = clone.apply()
+    for number, name in enumerate(sorted(before), 1):
+        assert f"applying {name.removesuffix('.patch')} ({number}/{len(before)})" in shown
+    assert clone.run("export.sh").returncode == 0
+    assert clone.patches() == before
+    assert clone.run("export.sh", "--check").returncode == 0
+
+
+def test_second_run_does_nothing_and_a_fresh_one_gives_the_same_commit(clone: Clone) -> None:
+    clone.apply()
+    first = clone.git("rev-parse", "HEAD")
+    before = clone.state()
+    assert "already applied" in clone.apply()
+    assert clone.state() == before
+    shutil.rmtree(clone.checkout)
+    clone.apply()
+    assert clone.git("rev-parse", "HEAD") == first
+
+
+def test_user_configuration_does_not_change_the_commit(clone: Clone, tmp_path: Path) -> None:
+    clone.apply()
+    first = clone.git("rev-parse", "HEAD")
+    shutil.rmtree(clone.checkout)
+    config = tmp_path / "gitconfig"
+    config.write_text("[user]\nname = x\nemail = x@example.org\n[core]\nautocrlf = true\n[commit]\ngpgsign = true\n")
+    done = clone.run("apply.sh", "--no-install", GIT_CONFIG_GLOBAL=str(config), GIT_AUTHOR_NAME="y", TZ="Asia/Tokyo")
+    assert done.returncode == 0, done.stderr
+    assert clone.git("rev-parse", "HEAD") == first
+
+
+@pytest.mark.parametrize("release", ["0.32.1", "0.32.0"])
+def test_the_series_applies_to_each_release(clone: Clone, release: str) -> None:
+    if not (clone.root / "vendor" / "sdist" / f"mlx_lm-{release}.tar.gz").exists():
+        done = clone.run("apply.sh", "--no-install", "--release", release)
+        assert done.returncode == 0, done.stderr
+    else:
+        clone.apply("--release", release)
+    assert (clone.root / "vendor" / f"mlx-lm-{release}" / "mlx_lm" / "draft.py").exists()
+
+
+def test_until(clone: Clone) -> None:
+    clone.apply("--until", "2")
+    assert not (clone.checkout / "mlx_lm" / "draft.py").exists()
+    assert len(clone.git("log", "--oneline").splitlines()) == 3
+    assert "3 patches" in clone.refused("export.sh")
+    clone.apply()
+    assert (clone.checkout / "mlx_lm" / "draft.py").exists()
+    assert "--until 99" in clone.refused("apply.sh", "--until", "99", "--no-install")
+
+
+def test_killed_at_any_point_leaves_nothing_half_patched(clone: Clone) -> None:
+    whole = len(clone.patches()) + 1
+    for delay in (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0, 1.3):
+        command = [str(clone.root / "scripts" / "apply.sh"), "--no-install"]
+        process = subprocess.Popen(
+            command, env=clone.env({}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if clone.checkout.exists():
+            assert len(clone.git("log", "--oneline").splitlines()) == whole
+            assert clone.git("status", "--porcelain") == ""
+            shutil.rmtree(clone.checkout)
+    clone.apply()
+    assert len(clone.git("log", "--oneline").splitlines()) == whole
+    assert not list((clone.root / "vendor").glob(".tmp-*"))
+
+
+def test_damaged_sdist(clone: Clone) -> None:
+    sdist = clone.root / "vendor" / "sdist" / f"mlx_lm-{RELEASE}.tar.gz"
+    sdist.write_bytes(sdist.read_bytes()[:-100])
+    message = clone.refused("apply.sh", "--no-install")
+    assert "sha256" in message
+    assert "delete it" in message
+
+
+def test_wrong_hash_in_the_pin(clone: Clone) -> None:
+    pin = clone.root / "vendor" / "releases.toml"
+    pin.write_text(pin.read_text().replace("1af8a92f", "00000000"))
+    assert "sha256" in clone.refused("apply.sh", "--no-install")
+    shutil.rmtree(clone.root / "vendor" / "sdist")
+    assert "sha256 of vendor/releases.toml" in clone.refused("apply.sh", "--no-install")
+
+
+def test_no_network(clone: Clone) -> None:
+    shutil.rmtree(clone.root / "vendor" / "sdist")
+    assert "is the network there?" in clone.refused("apply.sh", "--no-install", PIP_NO_INDEX="1")
+
+
+def test_unknown_release(clone: Clone) -> None:
+    assert "0.1.0 is not pinned" in clone.refused("apply.sh", "--release", "0.1.0")
+
+
+def test_a_patch_that_does_not_apply(clone: Clone) -> None:
+    patch = sorted((clone.root / "patches").glob("0002*.patch"))[0]
+    context = " return [c.trim(num_tokens) for c in cache][0]\n"
+    assert patch.read_text().count(context) == 1
+    patch.write_text(patch.read_text().replace(context, " return [c.trim(num_tokens) for c in cache]\n"))
+    message = clone.refused("apply.sh", "--no-install")
+    assert f"{patch.name} does not apply to mlx-lm {RELEASE}" in message
+    assert "mlx_lm/models/cache.py: hunk 1 of " in message
+    assert "--until 1" in message
+
+
+def test_commits_that_are_not_in_patches_are_kept(clone: Clone) -> None:
+    clone.apply()
+    clone.commit_line("mine")
+    mine = clone.git("rev-parse", "HEAD")
+    assert "scripts/export.sh" in clone.refused("apply.sh", "--no-install")
+    assert clone.git("rev-parse", "HEAD") == mine
+    assert clone.run("export.sh", "--check").returncode == 1
+    assert clone.run("export.sh").returncode == 0
+    assert any(b"# mine" in patch for patch in clone.patches().values())
+    clone.apply()
+    assert "# mine" in (clone.checkout / "mlx_lm" / "draft.py").read_text()
+
+
+def test_uncommitted_changes_and_branches_are_kept(clone: Clone) -> None:
+    clone.apply("--until", "2")
+    clone.git("branch", "other")
+    assert "other" in clone.refused("apply.sh", "--no-install")
+    clone.git("branch", "--delete", "--force", "other")
+    (clone.checkout / "LICENSE").write_text("mine")
+    assert "LICENSE" in clone.refused("apply.sh", "--no-install")
+    assert "uncommitted" in clone.refused("export.sh")
+
+
+@pytest.fixture
+def source(clone: Clone, tmp_path: Path) -> Path:
+    """Somebody's own clone of mlx-lm: two branches, one of them checked out, and a file that git does not know."""
+    clone.apply("--until", "0")
+    source = tmp_path / "my clone"
+    git(tmp_path, "clone", "--quiet", str(clone.checkout), str(source))
+    git(source, "branch", "--move", "main")
+    git(source, "switch", "--quiet", "--create", "work")
+    (source / "notes.txt").write_text("untracked")
+    return source
+
+
+def test_source_gets_one_branch(clone: Clone, source: Path) -> None:
+    before = git(source, "rev-parse", "HEAD")
+    assert "applied: branch prompt-lookup" in clone.apply("--source", str(source))
+    assert git(source, "rev-parse", "main", "work", "HEAD").split() == [before] * 3
+    assert git(source, "branch", "--show-current") == "work"
+    assert git(source, "status", "--porcelain") == "?? notes.txt"
+    assert len(git(source, "log", "--oneline", "main..prompt-lookup").splitlines()) == len(clone.patches())
+    assert "already applied" in clone.apply("--source", str(source))
+
+
+def test_source_is_refused_rather_than_changed(clone: Clone, source: Path) -> None:
+    assert "not a git clone" in clone.refused("apply.sh", "--source", str(source.parent))
+    git(source, "branch", "prompt-lookup")
+    assert "rename or delete" in clone.refused("apply.sh", "--source", str(source))
+    git(source, "branch", "--delete", "prompt-lookup")
+    (source / "LICENSE").write_text("mine")
+    assert "uncommitted" in clone.refused("apply.sh", "--source", str(source))
+    assert (source / "LICENSE").read_text() == "mine"
+    assert git(source, "branch", "--list", "prompt-lookup") == ""
+
+
+@pytest.mark.parametrize("script", ["apply.sh", "export.sh", "check.sh"])
+def test_help(clone: Clone, script: str) -> None:
+    done = clone.run(script, "--help")
+    assert done.returncode == 0
+    assert f"scripts/{script}" in done.stdout

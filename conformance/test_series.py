@@ -1,0 +1,103 @@
+"""The series as a reviewer sees it: documented, tested, each patch needed: pytest conformance/test_series.py"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CHECKOUT = ROOT / "vendor" / "mlx-lm-0.32.2"
+PATCHES = sorted((ROOT / "patches").glob("[0-9]*.patch"))
+COLUMNS = ["Patch", "What it does", "Why", "Tests", "Status", "Can be dropped when"]
+
+
+def rows(readme: str) -> dict[str, dict[str, str]]:
+    """The table of patches/README.md by patch."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in readme.splitlines() if line[:1] == "|"]
+    assert lines[0] == COLUMNS
+    return {cells[0]: dict(zip(COLUMNS, cells, strict=True)) for cells in lines[2:]}
+
+
+def test_files(patch: str) -> list[str]:
+    return re.findall(r"^\+\+\+ b/(tests/test_\w+\.py)$", patch, re.MULTILINE)
+
+
+test_files.__test__ = False  # type: ignore[attr-defined]
+
+
+def complaints(patches: dict[str, str], readme: str) -> list[str]:
+    """What is missing in the documentation of a series; nothing if it is complete."""
+    table = rows(readme)
+    found = [f"{name} has no patch" for name in table if name not in patches]
+    for name, patch in patches.items():
+        row = table.get(name)
+        if row is None:
+            found.append(f"{name} has no row in patches/README.md")
+            continue
+        found += [f"{name}: '{column}' is empty" for column in COLUMNS if not row[column]]
+        tests = test_files(patch)
+        if not tests:
+            found.append(f"{name} carries no test")
+        found += [f"{name}: {test} is not in its row" for test in tests if test not in row["Tests"]]
+    return found
+
+
+def series() -> dict[str, str]:
+    return {path.stem: path.read_text() for path in PATCHES}
+
+
+def test_every_patch_has_a_row_a_reason_and_a_test() -> None:
+    assert complaints(series(), (ROOT / "patches" / "README.md").read_text()) == []
+
+
+def test_the_lint_finds_each_fault() -> None:
+    readme = (ROOT / "patches" / "README.md").read_text()
+    name = PATCHES[0].stem
+    row = next(line for line in readme.splitlines() if line.startswith(f"| {name}"))
+    cells = row.split(" | ")
+    untested = series() | {name: series()[name].replace("+++ b/tests/", "+++ b/docs/")}
+    assert complaints(series(), readme.replace(row + "\n", "")) == [f"{name} has no row in patches/README.md"]
+    no_reason = readme.replace(row, " | ".join([*cells[:2], "", *cells[3:]]))
+    assert complaints(series(), no_reason) == [f"{name}: 'Why' is empty"]
+    assert complaints(untested, readme) == [f"{name} carries no test"]
+    assert complaints({}, readme)[0].endswith("has no patch")
+
+
+def commits() -> list[str]:
+    """The release, then one commit a patch."""
+    done = subprocess.run(["git", "-C", CHECKOUT, "rev-list", "--reverse", "HEAD"], capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def unpack(commit: str, into: Path) -> Path:
+    done = subprocess.run(["git", "-C", CHECKOUT, "archive", commit], capture_output=True, check=True)
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(into, filter="data")
+    return into
+
+
+def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(tree)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("number", range(1, len(PATCHES) + 1), ids=[path.stem for path in PATCHES])
+def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: Path) -> None:
+    tests = test_files(PATCHES[number - 1].read_text())
+    history = commits()
+    with_patch = unpack(history[number], tmp_path / "with")
+    passed = run_tests(with_patch, tests)
+    assert passed.returncode == 0, passed.stdout[-3000:]
+    without = unpack(history[number - 1], tmp_path / "without")
+    for test in tests:
+        (without / test).write_bytes((with_patch / test).read_bytes())
+    failed = run_tests(without, tests)
+    assert failed.returncode in (1, 2), failed.stdout[-3000:]

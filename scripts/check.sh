@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+set -euo pipefail
+usage() {
+  cat <<'EOF'
+usage: scripts/check.sh [-h] [pytest arguments]
+
+Run the conformance suite on the patched default release, and the lint. Makes what it needs: the patched source,
+a venv with tox in .venv-tox, and the environments of tox.ini.
+
+  scripts/check.sh                     all of it
+  scripts/check.sh -k parity           the tests whose names hold "parity"
+EOF
+}
+case "${1-}" in -h | --help) usage; exit 0 ;; esac
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/python.sh
+. "$here/python.sh"
+root=$(dirname -- "$here")
+cd -- "$root"
+"$here/apply.sh" --no-install
+if [ ! -x .venv-tox/bin/tox ]; then
+  "$PYTHON" -m venv .venv-tox
+  .venv-tox/bin/python -m pip install --quiet --disable-pip-version-check "tox>=4.22"
+fi
+exec .venv-tox/bin/python -m tox run -- "$@"
