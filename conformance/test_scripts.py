@@ -133,7 +133,7 @@ def test_until(clone: Clone) -> None:
     clone.apply("--until", "2")
     assert not (clone.checkout / "mlx_lm" / "draft.py").exists()
     assert len(clone.git("log", "--oneline").splitlines()) == 3
-    assert "3 patches" in clone.refused("export.sh")
+    assert "2 commits" in clone.refused("export.sh")
     clone.apply()
     assert (clone.checkout / "mlx_lm" / "draft.py").exists()
     assert "--until 99" in clone.refused("apply.sh", "--until", "99", "--no-install")

@@ -74,6 +74,8 @@ def import_release(release: Release, into: Path) -> str:
     os.rename(into.parent / f"mlx_lm-{release.version}", into)
     git(into, "init", "--quiet", f"--initial-branch={BRANCH}")
     (into / ".git" / "info" / "exclude").write_text(IGNORED)
+    for key in ("name", "email"):
+        git(into, "config", f"user.{key}", IDENTITY[key.upper()])
     git(into, "add", "--all", "--force")
     git(into, "commit", "--quiet", "--message", f"mlx-lm {release.version}\n\nThe sdist, sha256 {release.sha256}")
     return head(into)
