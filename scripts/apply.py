@@ -8,7 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from checkout import BRANCH, Stamp, apply_patches, differences, export, git, head, import_release, series_key
+from checkout import (
+    BRANCH,
+    Stamp,
+    apply_patches,
+    differences,
+    export,
+    git,
+    head,
+    import_release,
+    lend_default,
+    series_key,
+)
 from install import build_wheel, install, installed
 from pin import ROOT, VENV, Refused, Release, alone, fetch, find_release, patch_files, temporary
 
@@ -81,6 +92,8 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
     with temporary("apply") as scratch:
         fresh = scratch / "fresh"
         base = import_release(release, fresh)
+        if release != find_release(None):
+            lend_default(fresh, patches, scratch)
         apply_patches(fresh, patches, f"mlx-lm {release.version}")
         Stamp(key, base, head(fresh)).write(fresh)
         if release.checkout.exists():
@@ -100,6 +113,7 @@ def apply_source(args: argparse.Namespace) -> int:
         clone = scratch / "clone"
         git(scratch, "clone", "--quiet", "--shared", "--no-tags", str(source), str(clone))
         git(clone, "checkout", "--quiet", "--detach", head(source))
+        lend_default(clone, patches, scratch)
         apply_patches(clone, patches, str(source))
         commit = head(clone)
         before = git(source, "rev-parse", "--verify", "--quiet", f"refs/heads/{BRANCH}", check=False).stdout.strip()

@@ -15,7 +15,7 @@ import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pin import PATCHES, Refused, Release, releases
+from pin import PATCHES, Refused, Release, fetch, find_release, releases
 
 DATE = "Thu, 1 Jan 2026 00:00:00 +0000"
 IDENTITY = {"NAME": "mlx-lm prompt lookup", "EMAIL": "series@example.org", "DATE": DATE}
@@ -79,6 +79,17 @@ def import_release(release: Release, into: Path) -> str:
     git(into, "add", "--all", "--force")
     git(into, "commit", "--quiet", "--message", f"mlx-lm {release.version}\n\nThe sdist, sha256 {release.sha256}")
     return head(into)
+
+
+def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
+    """Give another checkout the files that the patches were made from, so that git can merge where context differs."""
+    default = find_release(None)
+    fetch(default)
+    lender = scratch / "default"
+    import_release(default, lender)
+    for patch in patches:
+        git(lender, "am", "--quiet", str(patch), check=False)
+    git(checkout, "fetch", "--quiet", str(lender), "HEAD")
 
 
 def apply_patches(checkout: Path, patches: list[Path], made_for: str) -> None:

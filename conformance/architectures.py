@@ -1,0 +1,102 @@
+"""A tiny model with random weights for every architecture that mlx-lm ships."""
+
+from __future__ import annotations
+
+import ast
+import json
+from copy import deepcopy
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models
+from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
+
+CONFIGS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+
+UNRUNNABLE: dict[str, str] = {
+    "bitnet": "Its linear layers are a Metal kernel and have no other implementation.",
+    "muse_spark": "Its attention and its router are Metal kernels and have no other implementation.",
+    "muse_spark_open": "Its attention and its router are Metal kernels and have no other implementation.",
+    "olmo": "Its module ends the process without the package ai2-olmo, and with it a prompt of two tokens raises.",
+    "phi3small": "Its sparse layers add the boolean mask to the scores, so a token sees the ones that follow it.",
+}
+
+# Matrices are drawn this much larger than mlx draws them. At the usual size a layer adds little to
+# the embedding it gets, and a greedy decode repeats one token for ever.
+SCALE = 3.0
+
+
+def _top_level_names(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+    return names
+
+
+@cache
+def _model_modules() -> dict[str, bool]:
+    """Each module of mlx_lm.models, and whether it is a model.
+
+    The text is read, not imported: some modules end the process when a package is missing.
+    """
+    folder = Path(mlx_lm.models.__path__[0])
+    return {path.stem: _top_level_names(path) >= {"Model", "ModelArgs"} for path in folder.glob("*.py")}
+
+
+# Parts that models share: a module without the two classes is no language model.
+NOT_MODELS: frozenset[str] = frozenset(name for name, is_model in _model_modules().items() if not is_model)
+
+
+def model_files() -> list[str]:
+    """The names of the models that the installed mlx-lm has."""
+    return sorted(name for name, is_model in _model_modules().items() if is_model)
+
+
+def runnable() -> list[str]:
+    """The models of the installed mlx-lm that `build` gives and a CPU runs."""
+    return [name for name in model_files() if name in CONFIGS and name not in UNRUNNABLE]
+
+
+def _fill(value: mx.array) -> mx.array:
+    """Random values for an array that mlx-lm leaves at zero and expects from a checkpoint."""
+    if mx.issubdtype(value.dtype, mx.floating):
+        values: mx.array = mx.random.normal(value.shape) * value.shape[-1] ** -0.5
+    else:
+        # Packed weights: any bits are valid.
+        values = mx.random.randint(0, mx.iinfo(value.dtype).max, value.shape).astype(value.dtype)
+    return values
+
+
+def build(name: str, seed: int = 0) -> Any:
+    """The model with random weights in float32; one seed gives the same weights every time."""
+    module = import_module(f"mlx_lm.models.{name}")
+    mx.random.seed(seed)
+    # Some ModelArgs write into the nested dicts they are given.
+    model = module.Model(module.ModelArgs.from_dict(deepcopy(CONFIGS[name])))
+    embeddings = {f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Embedding)}
+    weights = []
+    for path, value in tree_flatten(model.parameters()):
+        # Routers and some norms start at zero, where every expert or channel is the same.
+        new = value if value.any().item() else _fill(value)
+        if mx.issubdtype(new.dtype, mx.floating) and new.ndim > 1 and path not in embeddings:
+            new = SCALE * new
+        weights.append((path, new))
+    model.update(tree_unflatten(weights))
+    model.set_dtype(mx.float32)
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def make_cache(model: Any) -> list[Any]:
+    """An empty prompt cache; its length is not always the number of layers."""
+    layers: list[Any] = make_prompt_cache(model)
+    return layers

@@ -1,0 +1,79 @@
+"""Decode one continuation in several ways and measure how far their logits are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.draft import DraftStats
+from mlx_lm.draft_generate import draft_generate_step
+from mlx_lm.generate import generate_step, generation_stream
+
+from conformance.architectures import make_cache
+from conformance.drafters import Scripted
+
+Step = tuple[int, mx.array]
+DRAFT = 4
+
+
+@dataclass
+class Run:
+    """Tokens and log probabilities of a decode, then those of a few fixed tokens fed to the cache it left."""
+
+    steps: list[Step]
+    after: list[mx.array]
+
+
+def gap(a: Iterable[mx.array], b: Iterable[mx.array]) -> float:
+    """The largest difference; infinite logits (masked tokens) are equal to themselves."""
+    pairs = zip(a, b, strict=True)
+    return max(float(mx.where(x == y, 0.0, mx.abs(x.astype(mx.float32) - y)).max().item()) for x, y in pairs)
+
+
+def next_turn(model: Any, cache: list[Any]) -> list[mx.array]:
+    """The logits of two single tokens and a block: what a second turn on this cache would see."""
+    outputs = [model(mx.array([tokens]), cache=cache)[0, -1] for tokens in ([7], [9], [11, 12, 13])]
+    mx.eval(outputs)
+    return outputs
+
+
+def plain(model: Any, prompt: list[int], n: int, **kwargs: Any) -> Run:
+    cache = make_cache(model)
+    steps = list(generate_step(mx.array(prompt), model, max_tokens=n, prompt_cache=cache, **kwargs))
+    return Run(steps, next_turn(model, cache))
+
+
+def drafted(model: Any, prompt: list[int], n: int, drafter: Scripted, stats: DraftStats | None = None) -> Run:
+    cache = make_cache(model)
+    steps = draft_generate_step(
+        mx.array(prompt),
+        model,
+        drafter,
+        cache,
+        generation_stream,
+        num_draft_tokens=DRAFT,
+        max_tokens=n,
+        stats=stats,
+    )
+    return Run([(token, logprobs) for token, logprobs, _ in steps], next_turn(model, cache))
+
+
+def in_blocks(model: Any, prompt: list[int], tokens: list[int], length: int) -> list[mx.array]:
+    """Log probabilities of a continuation that is fed in blocks of one length and never rewound."""
+    cache = make_cache(model)
+    model(mx.array([prompt[:-1]]), cache=cache)
+    fed, rows = [prompt[-1], *tokens[:-1]], []
+    for start in range(0, len(fed), length):
+        logits = model(mx.array([fed[start : start + length]]), cache=cache)[0]
+        rows += [row - mx.logsumexp(row, keepdims=True) for row in logits]
+    mx.eval(rows)
+    return rows
+
+
+def noise(model: Any, prompt: list[int], reference: Run) -> float:
+    """How far the rows of blocks are from single steps, without any rewinding: the model's and the kernels' own."""
+    tokens = [token for token, _ in reference.steps]
+    wanted = [logprobs for _, logprobs in reference.steps]
+    return max(gap(in_blocks(model, prompt, tokens, length), wanted) for length in range(2, DRAFT + 2))

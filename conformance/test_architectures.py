@@ -1,0 +1,100 @@
+"""Draft, reject and go on with every architecture: pytest conformance/test_architectures.py [-k NAME]
+
+The prompt is longer than the windows and chunks of the tiny configurations, and drafts are rejected at every depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.draft import DraftStats
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+
+from conformance.architectures import build, runnable
+from conformance.drafters import Scripted
+from conformance.replay import DRAFT, drafted, gap, noise, plain
+
+VOCAB = 64
+PROMPTS = {"short": [5, 9, 3], "past the window": [(7 * i + 3) % VOCAB for i in range(21)]}
+TOKENS = 24
+# A fault of the model file itself: a block past the window sees one token more than single steps do, because the mask
+# is made for window_size + 1 and the cache holds window_size.
+OWN_FAULT = {"plamo3"}
+BEFORE_THE_WINDOW = 12
+
+
+@pytest.fixture(autouse=True)
+def uncompiled() -> Iterator[None]:
+    """The first use of each compiled function starts a C++ compiler for two seconds."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def complaints(name: str) -> list[str]:
+    """What a drafted decode does not share with the plain one; nothing if it is right."""
+    model = build(name)
+    found: list[str] = []
+    for where, prompt in PROMPTS.items():
+        if name in OWN_FAULT and where != "short":
+            continue
+        n = BEFORE_THE_WINDOW if name in OWN_FAULT else TOKENS
+        right = plain(model, prompt, n)
+        tokens = [token for token, _ in right.steps]
+        drafter, stats = Scripted(prompt + tokens, VOCAB), DraftStats()
+        got = drafted(model, prompt, n, drafter, stats)
+        allowed = 8 * noise(model, prompt, right)
+        logprobs = [[row for _, row in run.steps] for run in (got, right)]
+        checks = {
+            "tokens": [token for token, _ in got.steps] == tokens,
+            "log probabilities": gap(*logprobs) <= allowed,
+            # Logits of the next turn: their scale is larger.
+            "cache": gap(got.after, right.after) <= 16 * allowed,
+            "depths": set(range(DRAFT)) <= set(drafter.depths),
+            "forwards": stats.forwards <= n + 2 - stats.accepted,
+        }
+        found += [f"{where}: {check}" for check, holds in checks.items() if not holds]
+    return found
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_parity(name: str) -> None:
+    """Bit for bit where the rows of a block are those of single steps; within the model's own noise elsewhere."""
+    assert complaints(name) == []
+
+
+def rewind_one_short(cache: KVCache, n: int) -> None:
+    cache.trim(n - 1)
+
+
+def rewind_without_the_index(cache: RotatingKVCache, n: int) -> None:
+    cache.keys, cache.values = cache.keys[..., :-n, :], cache.values[..., :-n, :]
+    cache.offset -= n
+
+
+def restore_nothing(cache: ArraysCache, snapshot: Any) -> None:
+    pass
+
+
+def restore_a_late_conv_state(cache: ArraysCache, snapshot: Any) -> None:
+    cache.state = snapshot
+    cache.cache = [mx.roll(cache[0], 1, axis=1), *cache.cache[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "method", "fault"),
+    [
+        ("llama", KVCache, "rewind", rewind_one_short),
+        ("gemma3_text", RotatingKVCache, "rewind", rewind_without_the_index),
+        ("mamba", ArraysCache, "restore", restore_nothing),
+        ("mamba", ArraysCache, "restore", restore_a_late_conv_state),
+    ],
+)
+def test_a_planted_fault_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, owner: type, method: str, fault: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(owner, method, fault)
+    assert complaints(name) != []
