@@ -1,22 +1,18 @@
 """Check the files that the series touches with upstream's formatters and upstream's ruff rules.
 
-python conformance/lint_series.py
+python -m conformance.lint_series
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-CHECKOUT = Path(__file__).parent.parent / "vendor" / "mlx-lm-0.32.2"
+from conformance.series import CHECKOUT, commits, git
 
 
 def changed_files() -> list[str]:
-    git = ["git", "-C", str(CHECKOUT)]
-    base = subprocess.run([*git, "rev-list", "--max-parents=0", "HEAD"], capture_output=True, text=True, check=True)
-    names = [*git, "diff", "--name-only", "--diff-filter=d", base.stdout.strip(), "HEAD", "--", "*.py"]
-    return subprocess.run(names, capture_output=True, text=True, check=True).stdout.split()
+    return git("diff", "--name-only", "--diff-filter=d", commits()[0], "HEAD", "--", "*.py").decode().split()
 
 
 def main() -> int:

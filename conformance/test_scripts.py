@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-RELEASE = "0.32.2"
+from conformance.series import RELEASE, ROOT
 
 
 @dataclass

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-CHECKOUT = ROOT / "vendor" / "mlx-lm-0.32.2"
-PATCHES = sorted((ROOT / "patches").glob("[0-9]*.patch"))
+from conformance.series import PATCHES, ROOT, commits, unpack
+
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Status", "Can be dropped when"]
 
 
@@ -68,19 +65,6 @@ def test_the_lint_finds_each_fault() -> None:
     assert complaints(series(), no_reason) == [f"{name}: 'Why' is empty"]
     assert complaints(untested, readme) == [f"{name} carries no test"]
     assert complaints({}, readme)[0].endswith("has no patch")
-
-
-def commits() -> list[str]:
-    """The release, then one commit a patch."""
-    done = subprocess.run(["git", "-C", CHECKOUT, "rev-list", "--reverse", "HEAD"], capture_output=True, text=True)
-    return done.stdout.split()
-
-
-def unpack(commit: str, into: Path) -> Path:
-    done = subprocess.run(["git", "-C", CHECKOUT, "archive", commit], capture_output=True, check=True)
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(into, filter="data")
-    return into
 
 
 def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:

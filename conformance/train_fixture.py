@@ -31,14 +31,25 @@ TEMPLATE = (
 )
 VOCAB, DIM, LAYERS, HEADS, HIDDEN, THETA, EPS = 1024, 128, 4, 4, 384, 100_000.0, 1e-5
 EDITS = ("rename", "delete", "replace", "echo", "chat")
-# (length of a row, rows in a step, steps, share of random copies, kinds). Copying is learned from short edits, where it
-# pays at once (random tokens from the start delay it by a factor of ten), and carried to longer rows from there.
-PHASES = [
-    (128, 8, 1200, 0.0, EDITS),
-    (256, 8, 1400, 0.15, KINDS),
-    (512, 4, 1200, 0.15, KINDS),
-    (1024, 2, 1500, 0.15, KINDS),
-    (2048, 1, 700, 0.15, KINDS),
+SHORT = ("rename", "delete", "replace", "echo", "chat")
+RENAMES = (*KINDS, *["rename_often"] * 12, *["rename"] * 4)
+Phase = tuple[int, int, int, float, Sequence[str]]
+# Rounds of phases: (length of a row, rows in a step, steps, share of random copies, kinds). Copying is learned from
+# short edits, where it pays at once (random tokens from the start delay it by a factor of ten), and carried to longer
+# rows from there. Renaming is learned last: few tokens of an edit show it.
+ROUNDS: list[list[Phase]] = [
+    [
+        (128, 8, 1200, 0.0, SHORT),
+        (256, 8, 1400, 0.15, KINDS),
+        (512, 4, 1200, 0.15, KINDS),
+        (1024, 2, 1500, 0.15, KINDS),
+        (2048, 1, 700, 0.15, KINDS),
+    ],
+    [
+        (256, 8, 1900, 0.0, RENAMES),
+        (512, 4, 900, 0.05, RENAMES),
+        (1024, 2, 900, 0.05, RENAMES),
+    ],
 ]
 SEED = 20
 
@@ -153,11 +164,11 @@ class Llama(nn.Module):
         return self.norm(x) @ self.embed_tokens.weight.T
 
 
-def train(model: Llama, rows: Rows, budget: float) -> None:
+def train(model: Llama, rows: Rows, phases: list[Phase], budget: float) -> None:
     """Run ``budget`` of every phase's steps, 1.0 being all of them."""
-    total, done, start = sum(int(phase[2] * budget) for phase in PHASES), 0, time.time()
+    total, done, start = sum(int(phase[2] * budget) for phase in phases), 0, time.time()
     optim = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    for length, count, steps, random_share, kinds in PHASES:
+    for length, count, steps, random_share, kinds in phases:
         for _ in range(int(steps * budget)):
             optim.param_groups[0]["lr"] = 2e-3 * min(1.0, (done + 1) / 100, 2.0 * (1.01 - done / total))
             ids, answer = rows.batch(length, count, random_share, kinds)
@@ -228,8 +239,11 @@ def main() -> None:
     tokenizer = train_tokenizer(corpus)
     model = Llama()
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
-    train(model, Rows(tokenizer, corpus, SEED), args.budget)
-    export(model, tokenizer, args.out)
+    for number, phases in enumerate(ROUNDS):
+        train(model, Rows(tokenizer, corpus, SEED + 100 * number), phases, args.budget)
+        export(model, tokenizer, args.out)
+        # A round starts from what was written, so that it can be run again from there.
+        model.half().float()
     held_out = Rows(tokenizer, Corpus.load(held_out=True), SEED + 1)
     report = {str(length): accuracy(model, held_out, length) for length in (256, 512, 1024, 2048)}
     (args.out / "accuracy.json").write_text(json.dumps(report, indent=2) + "\n")
