@@ -20,6 +20,7 @@ from conformance.stand_in import write
 FILES = ["test_prompt_cache", "test_generate", "test_server", "test_models", "test_gated_delta", "test_sample_utils"]
 _UNTRAINED = "it asks a trained model to say TEST"
 _METAL = "it calls a Metal kernel"
+_FLAT = "it compares sampled texts with and without a cached prompt, and random weights give a flat distribution"
 # What fails on the stock release, offline, on a machine without Metal.
 KNOWN = {
     "test_generate.py::TestGenerate::test_stream_generate_input_embeddings": _UNTRAINED,
@@ -27,8 +28,7 @@ KNOWN = {
     "test_models.py::TestModels::test_bitnet": _METAL,
     "test_models.py::TestModels::test_gated_delta": _METAL,
     "test_models.py::TestModels::test_gated_delta_masked": _METAL,
-    "test_server.py::TestServer::test_handle_completions": "it compares sampled texts, with and without a cached prompt, "
-    "and the distribution that random weights give is flat",
+    "test_server.py::TestServer::test_handle_completions": _FLAT,
     "test_server.py::TestServer::test_handle_models": "it lists the models of the hub's cache, which is empty",
 }
 
