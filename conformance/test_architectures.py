@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.draft import DraftStats
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+from mlx_lm.models.deepseek_v41 import LayerCache
 
 from conformance.architectures import build, runnable
 from conformance.drafters import Scripted
@@ -24,6 +25,8 @@ TOKENS = 24
 # is made for window_size + 1 and the cache holds window_size.
 OWN_FAULT = {"plamo3"}
 BEFORE_THE_WINDOW = 12
+# Models with a cache that cannot drop the end of a block: it is restored, and accepted tokens are fed again.
+RESTORED = {"deepseek_v41"}
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +57,8 @@ def complaints(name: str) -> list[str]:
             # Logits of the next turn: their scale is larger.
             "cache": gap(got.after, right.after) <= 16 * allowed,
             "depths": set(range(DRAFT)) <= set(drafter.depths),
-            "forwards": stats.forwards <= n + 2 - stats.accepted,
+            # One for the prompt's last token and one a cycle; another at the end if a snapshot was restored.
+            "forwards": stats.forwards <= n + 1 - stats.accepted + (name in RESTORED),
         }
         found += [f"{where}: {check}" for check, holds in checks.items() if not holds]
     return found
@@ -75,12 +79,13 @@ def rewind_without_the_index(cache: RotatingKVCache, n: int) -> None:
     cache.offset -= n
 
 
-def restore_nothing(cache: ArraysCache, snapshot: Any) -> None:
+def nothing(cache: Any, _: Any) -> None:
     pass
 
 
-def restore_a_late_conv_state(cache: ArraysCache, snapshot: Any) -> None:
-    cache.state = snapshot
+def rewind_to_a_late_conv_state(cache: ArraysCache, n: int) -> None:
+    length, state_after = cache._recorded
+    cache.cache = list(state_after(length - n))
     cache.cache = [mx.roll(cache[0], 1, axis=1), *cache.cache[1:]]
 
 
@@ -89,8 +94,9 @@ def restore_a_late_conv_state(cache: ArraysCache, snapshot: Any) -> None:
     [
         ("llama", KVCache, "rewind", rewind_one_short),
         ("gemma3_text", RotatingKVCache, "rewind", rewind_without_the_index),
-        ("mamba", ArraysCache, "restore", restore_nothing),
-        ("mamba", ArraysCache, "restore", restore_a_late_conv_state),
+        ("mamba", ArraysCache, "rewind", nothing),
+        ("qwen3_next", ArraysCache, "rewind", rewind_to_a_late_conv_state),
+        ("deepseek_v41", LayerCache, "restore", nothing),
     ],
 )
 def test_a_planted_fault_is_found(

@@ -27,8 +27,8 @@ def text(done: subprocess.CompletedProcess[str]) -> str:
 def test_the_flag_changes_the_speed_only() -> None:
     right, got = generate(), generate("--prompt-lookup-num-tokens", "8")
     assert text(got) == text(right)
-    assert "Prompt lookup" not in right.stdout
-    line = re.search(r"Prompt lookup: (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", got.stdout)
+    assert "Drafting" not in right.stdout
+    line = re.search(r"Drafting: (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", got.stdout)
     assert line, got.stdout
     assert int(line[1]) >= int(line[2]) > 0
     assert float(line[3]) > 1.5

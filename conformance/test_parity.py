@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm import stream_generate
+from mlx_lm.draft import DraftStats
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
@@ -58,11 +59,24 @@ def test_seeded_sampling(fixture: tuple[Any, Any], name: str, sampler: dict[str,
     assert [step[0] for step in got] == [step[0] for step in right]
 
 
-def test_something_is_copied_and_nothing_is(fixture: tuple[Any, Any]) -> None:
+def test_most_of_an_edit_is_copied(fixture: tuple[Any, Any]) -> None:
     model, tokenizer = fixture
     copied = drafted(model, ids(tokenizer, "rename"), 8)
     assert sum(step[2] for step in copied) > len(copied) / 2
-    assert not any(step[2] for step in drafted(model, [5, 6, 7, 8], 8, max_tokens=3))
+
+
+def never_twice(tokens: mx.array, logits: mx.array) -> mx.array:
+    logits[:, tokens] = -mx.inf
+    return logits
+
+
+def test_nothing_is_drafted_where_no_token_repeats(fixture: tuple[Any, Any]) -> None:
+    model, _ = fixture
+    prompt, stats = list(range(5, 45)), DraftStats()
+    right = plain(model, prompt, logits_processors=[never_twice])
+    got = drafted(model, prompt, 8, logits_processors=[never_twice], stats=stats)
+    assert [step[0] for step in got] == [step[0] for step in right]
+    assert (stats.drafted, stats.forwards) == (0, MAX_TOKENS + 1)
 
 
 @pytest.mark.parametrize("name", ["rename", "json", "quote", "nothing_to_copy"])
@@ -71,8 +85,8 @@ def test_text_and_end(fixture: tuple[Any, Any], name: str, n: int) -> None:
     """stream_generate stops at the same token, and its last response says what was drafted."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
-    right = list(stream_generate(model, tokenizer, prompt, max_tokens=600))
-    got = list(stream_generate(model, tokenizer, prompt, max_tokens=600, prompt_lookup_num_tokens=n))
+    right = list(stream_generate(model, tokenizer, prompt, max_tokens=350))
+    got = list(stream_generate(model, tokenizer, prompt, max_tokens=350, prompt_lookup_num_tokens=n))
     assert [r.text for r in got] == [r.text for r in right]
     assert got[-1].finish_reason == right[-1].finish_reason
     assert got[-1].draft.accepted <= got[-1].draft.drafted
