@@ -1,4 +1,4 @@
-"""The patches, and the default release's checkout that scripts/apply.sh made from them."""
+"""The patches, and the checkout that scripts/apply.sh made from them for the release that is installed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import io
 import subprocess
 import tarfile
 import tomllib
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-RELEASE = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())["default"]
-CHECKOUT = ROOT / "vendor" / f"mlx-lm-{RELEASE}"
+DEFAULT = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())["default"]
 PATCHES = sorted((ROOT / "patches").glob("[0-9]*.patch"))
 
 
+def checkout() -> Path:
+    """The source of the mlx-lm that is installed, or of the default release where none is."""
+    try:
+        release = version("mlx-lm").split("+")[0]
+    except PackageNotFoundError:
+        release = DEFAULT
+    return ROOT / "vendor" / f"mlx-lm-{release}"
+
+
 def git(*args: str) -> bytes:
-    return subprocess.run(["git", "-C", CHECKOUT, *args], capture_output=True, check=True).stdout
+    return subprocess.run(["git", "-C", checkout(), *args], capture_output=True, check=True).stdout
 
 
 def commits() -> list[str]:

@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.series import RELEASE, ROOT
+from conformance.series import DEFAULT as RELEASE
+from conformance.series import ROOT
+
+# About this repository, whatever mlx-lm is installed.
+pytestmark = pytest.mark.repository
 
 
 @dataclass

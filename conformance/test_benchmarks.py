@@ -1,0 +1,81 @@
+"""What a snapshot costs: tox run -e micro
+
+The suite runs each of these once, without timing. No test asserts a time; the memory of a snapshot is asserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+from mlx_lm.models.deepseek_v41 import LayerCache
+
+GROWING: dict[str, Callable[[], Any]] = {
+    "KVCache": KVCache,
+    "QuantizedKVCache": QuantizedKVCache,
+    "ConcatenateKVCache": ConcatenateKVCache,
+    "BatchKVCache": lambda: BatchKVCache([0]),
+}
+BOUNDED: dict[str, Callable[[], Any]] = {
+    "ChunkedKVCache": lambda: ChunkedKVCache(512),
+    "RotatingKVCache": lambda: RotatingKVCache(512),
+    "BatchRotatingKVCache": lambda: BatchRotatingKVCache(512, [0]),
+    "ArraysCache": lambda: ArraysCache(2),
+    "LayerCache": lambda: LayerCache(512),
+}
+CACHES = GROWING | BOUNDED
+
+
+def filled(name: str, tokens: int) -> Any:
+    """A cache that holds that many tokens."""
+    cache = CACHES[name]()
+    rows = mx.zeros((1, 1, tokens, 64), dtype=mx.float16)
+    if isinstance(cache, ArraysCache):
+        cache[0], cache[1] = rows[:, 0, :3], rows[:, 0, :64]
+    elif isinstance(cache, LayerCache):
+        cache.update_window(rows[:, 0])
+    else:
+        cache.update_and_fetch(rows, rows)
+    mx.eval(cache.state)
+    return cache
+
+
+@pytest.mark.parametrize("tokens", [512, 4096, 32768])
+@pytest.mark.parametrize("name", CACHES)
+def test_round_trip(benchmark: Callable[..., None], name: str, tokens: int) -> None:
+    cache = filled(name, tokens)
+    benchmark(lambda: cache.restore(cache.snap()))
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_snapshot_allocates_nothing(name: str) -> None:
+    cache = filled(name, 4096)
+    before = mx.get_active_memory()
+    snapshots = [cache.snap() for _ in range(100)]
+    cache.restore(snapshots[0])
+    assert mx.get_active_memory() == before
+
+
+@pytest.mark.parametrize("name", ["KVCache", "QuantizedKVCache", "BatchKVCache"])
+def test_a_write_next_to_a_snapshot_copies_no_buffer(name: str) -> None:
+    """A handle on the arrays would double the memory of the cache at the next write."""
+    cache = filled(name, 4000)
+    snapshot = cache.snap()
+    before, row = mx.get_active_memory(), mx.zeros((1, 1, 1, 64), dtype=mx.float16)
+    mx.reset_peak_memory()
+    cache.update_and_fetch(row, row)
+    mx.eval(cache.state)
+    assert mx.get_peak_memory() - before < cache.nbytes / 4
+    cache.restore(snapshot)
