@@ -17,7 +17,7 @@ PATCHES = sorted((ROOT / "patches").glob("[0-9]*.patch"))
 def checkout() -> Path:
     """The source of the mlx-lm that is installed, or of the default release where none is."""
     try:
-        release = version("mlx-lm").split("+")[0]
+        release = (version("mlx-lm") or DEFAULT).split("+")[0]
     except PackageNotFoundError:
         release = DEFAULT
     return ROOT / "vendor" / f"mlx-lm-{release}"
