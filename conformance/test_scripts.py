@@ -186,6 +186,11 @@ def test_unknown_release(clone: Clone) -> None:
     assert "0.1.0 is not pinned" in clone.refused("apply.sh", "--release", "0.1.0")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has one mlx")
+def test_unknown_extra(clone: Clone) -> None:
+    assert "cpu, cuda12 or cuda13" in clone.refused("apply.sh", MLX_EXTRA="rocm")
+
+
 def test_a_patch_that_does_not_apply(clone: Clone) -> None:
     patch = sorted((clone.root / "patches").glob("0002*.patch"))[0]
     context = " return [c.trim(num_tokens) for c in cache][0]\n"

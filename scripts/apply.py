@@ -20,13 +20,15 @@ from checkout import (
     lend_default,
     series_key,
 )
-from install import build_wheel, install, installed
+from install import build_wheel, install, installed, mlx_extra
 from pin import ROOT, VENV, Refused, Release, alone, fetch, find_release, patch_files, temporary
 
 
 def main() -> int:
     args = parse_args()
     try:
+        if not args.no_install:
+            mlx_extra()
         with alone():
             return apply_source(args) if args.source else apply_release(args)
     except Refused as refused:
