@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -23,3 +24,11 @@ def fixture() -> tuple[Any, Any]:
     """The model of this repository and its tokenizer."""
     model, tokenizer = load(str(FIXTURE))
     return model, tokenizer
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """No compiled functions: the first use of each starts a C++ compiler for two seconds."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()

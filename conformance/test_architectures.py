@@ -5,7 +5,7 @@ The prompt is longer than the windows and chunks of the tiny configurations, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -25,16 +25,9 @@ TOKENS = 24
 # is made for window_size + 1 and the cache holds window_size.
 OWN_FAULT = {"plamo3"}
 BEFORE_THE_WINDOW = 12
+pytestmark = pytest.mark.usefixtures("uncompiled")
 # Models with a cache that cannot drop the end of a block: it is restored, and accepted tokens are fed again.
 RESTORED = {"deepseek_v41"}
-
-
-@pytest.fixture(autouse=True)
-def uncompiled() -> Iterator[None]:
-    """The first use of each compiled function starts a C++ compiler for two seconds."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def complaints(name: str) -> list[str]:

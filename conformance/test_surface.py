@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import mlx_lm
 import pytest
@@ -19,14 +17,6 @@ SINCE: dict[str, tuple[str, ...]] = {
 PROMPT = 20
 STEPS = 3
 VOCAB = 64
-
-
-@pytest.fixture
-def uncompiled() -> Iterator[None]:
-    """No compiled functions: the first use of each starts a C++ compiler for two seconds."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def test_every_model_file_is_known() -> None:

@@ -1,0 +1,128 @@
+"""What a prompt cache should hold, written so simply that it can be checked by eye.
+
+A reference keeps every token of every sequence in a list. Nothing is evicted and nothing is trimmed: what a query sees
+is worked out from the whole list, as single steps would see it. A snapshot is a deep copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# In the place of a token that is padding. Tokens are positive.
+PAD = 0
+# A block of tokens: one list for each sequence, of one length.
+Block = list[list[int]]
+# What the last of these tokens sees of them.
+View = Callable[[list[int]], list[int]]
+
+GROUP = 4
+TAIL = 2
+
+
+def everything(tokens: list[int]) -> list[int]:
+    return tokens
+
+
+def window(size: int, keep: int = 0) -> View:
+    """The first ``keep`` tokens and the last ``size - keep``."""
+    return lambda tokens: tokens if len(tokens) <= size else tokens[:keep] + tokens[keep - size :]
+
+
+def chunk(size: int) -> View:
+    """The tokens of the chunk that the last one lies in."""
+    return lambda tokens: tokens[(len(tokens) - 1) // size * size :]
+
+
+@dataclass
+class Reference:
+    """A cache of rows: one sequence or a batch."""
+
+    view: View
+    tokens: Block
+    # Padding that is still to come on the left, below zero once it came; one number for each sequence.
+    left: list[int]
+    # Tokens that are still to come of prompts with padding on the right, if such prompts are being fed.
+    lengths: list[int] | None = field(default=None)
+
+    def feed(self, block: Block) -> list[list[list[int]]]:
+        """Return what each token sees, itself included, and nothing for padding."""
+        return [[self._feed(i, token) for token in tokens] for i, tokens in enumerate(block)]
+
+    def _feed(self, i: int, token: int) -> list[int]:
+        real = self.left[i] <= 0 and (self.lengths is None or self.lengths[i] > 0)
+        self.tokens[i].append(token if real else PAD)
+        self.left[i] -= 1
+        if self.lengths is not None:
+            self.lengths[i] -= 1
+        return sorted(self.view(self.rows[i])) if real else []
+
+    def drop(self, n: int) -> None:
+        self.tokens = [tokens[: len(tokens) - n] for tokens in self.tokens]
+        self.left = [left + n for left in self.left]
+
+    @property
+    def rows(self) -> Block:
+        return [[token for token in tokens if token != PAD] for tokens in self.tokens]
+
+    @property
+    def offsets(self) -> list[int]:
+        """The position of the next token; below zero for padding."""
+        return [len(rows) - max(left, 0) for rows, left in zip(self.rows, self.left, strict=True)]
+
+    @property
+    def shortest(self) -> int:
+        return min(len(tokens) for tokens in self.tokens)
+
+    @property
+    def padding_to_come(self) -> list[int]:
+        return [max(left, 0) for left in self.left]
+
+    # What happens to a batch. The padding that it was fed cannot be dropped after any of these.
+
+    def prepare(self, lengths: list[int]) -> None:
+        self.lengths = list(lengths)
+
+    def finalize(self) -> None:
+        self.tokens, self.lengths = self.rows, None
+        self.left = [-len(rows) for rows in self.tokens]
+
+    def filter(self, keep: list[int]) -> None:
+        rows = self.rows
+        self.tokens, self.left = [rows[i] for i in keep], [self.left[i] for i in keep]
+
+    def extend(self, other: Reference) -> None:
+        self.tokens, self.left = self.rows + other.rows, self.left + other.left
+
+
+@dataclass
+class Recurrent(Reference):
+    """A recurrent state, which depends on all tokens and their order, and the last tokens, as a convolution has."""
+
+    @property
+    def states(self) -> list[int]:
+        return [fold(rows) for rows in self.rows]
+
+    @property
+    def tails(self) -> Block:
+        return [([PAD] * TAIL + rows)[-TAIL:] for rows in self.rows]
+
+
+@dataclass
+class Grouped(Reference):
+    """The sums of closed groups of tokens, and the tokens of the group that is open."""
+
+    @property
+    def closed(self) -> Block:
+        full = [rows[: len(rows) // GROUP * GROUP] for rows in self.rows]
+        return [[sum(rows[i : i + GROUP]) for i in range(0, len(rows), GROUP)] for rows in full]
+
+    @property
+    def open(self) -> Block:
+        return [rows[len(rows) // GROUP * GROUP :] for rows in self.rows]
+
+
+def fold(tokens: list[int], state: int = 0) -> int:
+    for token in tokens:
+        state = (31 * state + token) % 4099
+    return state
