@@ -13,7 +13,6 @@ import re
 import sysconfig
 import textwrap
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,16 +109,6 @@ def rename(rng: random.Random, code: str) -> tuple[str, str] | None:
         return None
     old = max(rng.sample(names, min(3, len(names))), key=lambda name: len(re.findall(rf"\b{name}\b", code)))
     new = _new_name(rng, names)
-    return f"Rename `{old}` to `{new}`.", re.sub(rf"\b{old}\b", new, code)
-
-
-def rename_often(rng: random.Random, code: str) -> tuple[str, str] | None:
-    """Rename the identifier that comes up most often, at least three times."""
-    counts = Counter(name for name in _IDENTIFIER.findall(code) if name not in _KEYWORDS)
-    if not counts or counts.most_common(1)[0][1] < 3:
-        return None
-    old = rng.choice([name for name, count in counts.most_common(3) if count >= 3])
-    new = _new_name(rng, sorted(counts))
     return f"Rename `{old}` to `{new}`.", re.sub(rf"\b{old}\b", new, code)
 
 
@@ -275,7 +264,7 @@ def draw(rng: random.Random, corpus: Corpus, kind: str, chars: int) -> list[Mess
     return OTHERS[kind](rng, corpus, chars)
 
 
-EDITS: dict[str, Edit] = {"rename": rename, "delete": delete, "replace": replace, "rename_often": rename_often}
+EDITS: dict[str, Edit] = {"rename": rename, "delete": delete, "replace": replace}
 OTHERS: dict[str, Callable[[random.Random, Corpus, int], list[Message]]] = {
     "chat": lambda rng, corpus, chars: edit_chat(rng, corpus.snippet(rng, chars // 3), rng.randint(2, 4)),
     "agent": lambda rng, corpus, chars: agent_turn(rng, corpus.snippet(rng, chars)),
@@ -290,4 +279,4 @@ OTHERS: dict[str, Callable[[random.Random, Corpus, int], list[Message]]] = {
     "code": lambda rng, corpus, chars: continuation(rng, corpus.snippet(rng, chars), "code"),
     "prose": lambda rng, corpus, chars: continuation(rng, corpus.paragraph(rng, chars), "prose"),
 }
-KINDS = ("rename", "delete", "replace", *OTHERS)
+KINDS = (*EDITS, *OTHERS)
