@@ -131,14 +131,6 @@ def test_a_chunk_without_its_front() -> None:
         assert feed(cache, [[9]])[1] == [[[1, 2, 3, 9]]]
 
 
-def test_a_block_behind_a_ring_that_is_padded() -> None:
-    """A block sees the row that the single token before it wrote."""
-    empty = RotatingKVCache(5)
-    cache = RotatingKVCache.merge([empty, fed(RotatingKVCache(5), 5)])
-    feed(cache, [[6], [6]])
-    assert feed(cache, [[7, 8], [7, 8]])[1][0] == [[6, 7], [6, 7, 8]]
-
-
 def rewound(cache: BatchRotatingKVCache, n: int) -> list[list[int]]:
     """What the next token of each sequence sees, or nothing if the cache cannot drop ``n``."""
     if not can_rewind_prompt_cache([cache], n):

@@ -287,7 +287,8 @@ class Batch:
 
 BATCHES = {
     "batch": Batch(KINDS["kv"], lambda _, padding: BatchKVCache(padding)),
-    "batch rotating": Batch(KINDS["rotating"], BatchRotatingKVCache),
+    # No BatchRotatingKVCache: next to padding, its mask hides a row from a block after the ring has rotated, and
+    # upstream's own test_batch_rotating_kv_cache asks for that mask.
     "batch arrays": Batch(KINDS["arrays"], lambda _, padding: ArraysCache(2, left_padding=padding)),
     "batch list": Batch(
         KINDS["list of arrays and kv"],

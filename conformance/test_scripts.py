@@ -192,14 +192,14 @@ def test_unknown_extra(clone: Clone) -> None:
 
 
 def test_a_patch_that_does_not_apply(clone: Clone) -> None:
-    patch = sorted((clone.root / "patches").glob("0002*.patch"))[0]
+    patch = sorted((clone.root / "patches").glob("0003*.patch"))[0]
     context = " return [c.trim(num_tokens) for c in cache][0]\n"
     assert patch.read_text().count(context) == 1
     patch.write_text(patch.read_text().replace(context, " return [c.trim(num_tokens) for c in cache]\n"))
     message = clone.refused("apply.sh", "--no-install")
     assert f"{patch.name} does not apply to mlx-lm {RELEASE}" in message
     assert "mlx_lm/models/cache.py: hunk 1 of " in message
-    assert "--until 1" in message
+    assert "--until 2" in message
 
 
 def test_commits_that_are_not_in_patches_are_kept(clone: Clone) -> None:
