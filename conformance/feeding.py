@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.cache import (
     ArraysCache,
+    BatchRotatingKVCache,
     CacheList,
     ChunkedKVCache,
     KVCache,
@@ -111,6 +112,18 @@ def feed(cache: Any, block: Block) -> tuple[Any, list[Block]]:
     if isinstance(cache, ArraysCache):
         return feed_state(cache, block)
     return feed_layer(cache, block) if isinstance(cache, LayerCache) else feed_rows(cache, block)
+
+
+def lost_to_the_mask(cache: Any, block: Block) -> list[list[int]]:
+    """The row of each sequence that a block does not see, next to padding, after the ring of a batch rotated.
+
+    It is the first one. Upstream's test_batch_rotating_kv_cache asks for that mask.
+    """
+    if not isinstance(cache, BatchRotatingKVCache) or not cache.rotated or len(block[0]) == 1:
+        return [[] for _ in block]
+    ring = mx.roll(cache.keys[:, 0, :, 0], -cache._idx, axis=1).tolist()
+    padding = cache.left_padding.tolist()
+    return [[int(row[n])] if n > 0 else [] for row, n in zip(ring, padding, strict=True)]
 
 
 def metadata(cache: Any) -> dict[str, Any]:
