@@ -12,6 +12,7 @@ import pytest
 from mlx_lm import load
 
 from conformance.demo import FIXTURE
+from conformance.faults import Fault
 
 
 def pytest_report_header() -> str:
@@ -32,3 +33,11 @@ def uncompiled() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
+
+
+@pytest.fixture
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a test that is marked with ``planted`` has to check, with the fault in place."""
+    fault: Fault = request.param
+    monkeypatch.setattr(*fault[1:])
+    return fault[0]

@@ -8,14 +8,17 @@ import textwrap
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache
-from typing import Any
-from unittest.mock import patch
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+from unittest.mock import MagicMock, patch
 
 import mlx.core as mx
+import pytest
 from mlx_lm.draft import DraftStats
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step, stream_generate
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.sample_utils import greedy_sampler
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance.architectures import CONFIGS, build, make_cache
 from conformance.drafters import Scripted
@@ -78,6 +81,66 @@ def shape(layers: list[Any]) -> list[Any]:
     inner = [shape(list(c.caches)) if hasattr(c, "caches") else [] for c in layers]
     recording = [getattr(c, "recording", False) for c in layers]
     return [(type(c), getattr(c, "offset", 0), r, i) for c, r, i in zip(layers, recording, inner, strict=True)]
+
+
+@cache
+def stepwise(family: str, n: int) -> tuple[list[Step], list[list[Any]]]:
+    """Plain decoding's steps, and a copy of its cache at each of them."""
+    model = model_of(family)
+    layers = make_cache(model)
+    steps, held = [], []
+    for step in generate_step(mx.array(PROMPT), model, max_tokens=n, prompt_cache=layers, **OPTIONS.get(family, {})):
+        steps.append(step)
+        held.append(deepcopy(layers))
+    return steps, held
+
+
+class Exit(NamedTuple):
+    """The steps that a consumer got, the generator if it is still open, and whether it gave the right reason."""
+
+    steps: list[Any]
+    generator: Any = None
+    reason: bool = True
+
+
+class Startable(Protocol):
+    """A drafted run that is still to be started."""
+
+    @property
+    def steps(self) -> Callable[..., Any]: ...
+
+
+class Stop(Exception):
+    pass
+
+
+# Ways to stop after n tokens.
+
+
+def at_the_limit(run: Startable, n: int) -> Exit:
+    return Exit(list(run.steps(max_tokens=n)))
+
+
+def by_close(run: Startable, n: int) -> Exit:
+    generator = run.steps(max_tokens=-1)
+    steps = list(islice(generator, n))
+    generator.close()
+    return Exit(steps, generator)
+
+
+def by_throw(run: Startable, n: int) -> Exit:
+    generator = run.steps(max_tokens=2 * n)
+    steps = list(islice(generator, n))
+    with pytest.raises(Stop):
+        generator.throw(Stop())
+    return Exit(steps, generator)
+
+
+def tokenizer(*eos: int) -> Any:
+    made = MagicMock(spec=TokenizerWrapper)
+    made.eos_token_ids = set(eos)
+    made.detokenizer = MagicMock(last_segment="")
+    return made
 
 
 def lookup(model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Any:

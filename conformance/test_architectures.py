@@ -5,9 +5,6 @@ The prompt is longer than the windows and chunks of the tiny configurations, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import mlx.core as mx
 import pytest
 from mlx_lm.draft import DraftStats
@@ -16,6 +13,7 @@ from mlx_lm.models.deepseek_v41 import LayerCache
 
 from conformance.architectures import build, runnable
 from conformance.drafters import Scripted
+from conformance.faults import nothing, planted
 from conformance.replay import DRAFT, drafted, gap, noise, plain
 
 VOCAB = 64
@@ -72,28 +70,18 @@ def rewind_without_the_index(cache: RotatingKVCache, n: int) -> None:
     cache.offset -= n
 
 
-def nothing(cache: Any, _: Any) -> None:
-    pass
-
-
 def rewind_to_a_late_conv_state(cache: ArraysCache, n: int) -> None:
     length, state_after = cache._recorded
     cache.cache = list(state_after(length - n))
     cache.cache = [mx.roll(cache[0], 1, axis=1), *cache.cache[1:]]
 
 
-@pytest.mark.parametrize(
-    ("name", "owner", "method", "fault"),
-    [
-        ("llama", KVCache, "rewind", rewind_one_short),
-        ("gemma3_text", RotatingKVCache, "rewind", rewind_without_the_index),
-        ("mamba", ArraysCache, "rewind", nothing),
-        ("qwen3_next", ArraysCache, "rewind", rewind_to_a_late_conv_state),
-        ("deepseek_v41", LayerCache, "restore", nothing),
-    ],
+@planted(
+    ("llama", KVCache, "rewind", rewind_one_short),
+    ("gemma3_text", RotatingKVCache, "rewind", rewind_without_the_index),
+    ("mamba", ArraysCache, "rewind", nothing),
+    ("qwen3_next", ArraysCache, "rewind", rewind_to_a_late_conv_state),
+    ("deepseek_v41", LayerCache, "restore", nothing),
 )
-def test_a_planted_fault_is_found(
-    monkeypatch: pytest.MonkeyPatch, name: str, owner: type, method: str, fault: Callable[..., None]
-) -> None:
-    monkeypatch.setattr(owner, method, fault)
-    assert complaints(name) != []
+def test_a_planted_fault_is_found(where: str) -> None:
+    assert complaints(where) != []

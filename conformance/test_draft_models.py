@@ -7,32 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import cache
-from itertools import islice
+from functools import cache, partial
 from typing import Any
-from unittest.mock import MagicMock
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.draft import DraftStats
 from mlx_lm.draft_generate import ModelDraftStrategy
-from mlx_lm.generate import generate_step, stream_generate
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.generate import stream_generate
 
 from conformance.architectures import make_cache
-from conformance.replay import Step, gap, next_turn
+from conformance.faults import nothing
+from conformance.replay import gap, next_turn
 from conformance.speculation import (
     GENERATE,
     OPTIONS,
     PROMPT,
     VOCAB,
     Counted,
+    Exit,
     allowed,
+    at_the_limit,
+    by_close,
+    by_throw,
     model_of,
     mutant,
     seeded,
     shape,
+    stepwise,
+    tokenizer,
     tolerance,
 )
 
@@ -88,16 +92,7 @@ PAIRS = [
 AGREEING = [pair for pair in PAIRS if pair[1] == f"similar like {pair[0]}"]
 
 
-@cache
-def right(family: str) -> tuple[list[Step], list[list[Any]]]:
-    """Plain decoding's steps, and a copy of its cache at each of them."""
-    model = model_of(family)
-    layers = make_cache(model)
-    steps, held = [], []
-    for step in generate_step(mx.array(PROMPT), model, max_tokens=N, prompt_cache=layers, **OPTIONS.get(family, {})):
-        steps.append(step)
-        held.append(deepcopy(layers))
-    return steps, held
+right = partial(stepwise, n=N)
 
 
 @cache
@@ -118,26 +113,8 @@ def drafters_noise(name: str) -> float:
     return tolerance(drafter_of(name))
 
 
-def at_the_limit(start: Callable[..., Any], n: int) -> list[Any]:
-    return list(start(max_tokens=n))
-
-
-def by_close(start: Callable[..., Any], n: int) -> list[Any]:
-    generator = start(max_tokens=-1)
-    steps = list(islice(generator, n))
-    generator.close()
-    return steps
-
-
-def by_throw(start: Callable[..., Any], n: int) -> list[Any]:
-    generator = start(max_tokens=N)
-    steps = list(islice(generator, n))
-    with pytest.raises(KeyboardInterrupt):
-        generator.throw(KeyboardInterrupt())
-    return steps
-
-
-WAYS: dict[Callable[..., list[Any]], list[int]] = {
+Way = Callable[[Any, int], Exit]
+WAYS: dict[Way, list[int]] = {
     at_the_limit: [1, 3, N],
     by_close: [1, 2, 4, 7],
     by_throw: [6],
@@ -147,16 +124,16 @@ WAYS: dict[Callable[..., list[Any]], list[int]] = {
 class Run:
     """A run with a draft model that is still to be started, with the one list that holds both caches."""
 
-    def __init__(self, family: str, name: str) -> None:
-        self.family, self.name = family, name
+    def __init__(self, family: str, name: str, n_draft: int = DRAFT) -> None:
+        self.family, self.name, self.n_draft = family, name, n_draft
         self.model, self.drafter = model_of(family), drafter_of(name)
         self.layers = make_cache(self.model) + make_cache(self.drafter)
         self.stats = DraftStats()
 
-    def start(self, prompt: list[int] = PROMPT, n_draft: int = DRAFT, **kwargs: Any) -> Any:
+    def steps(self, prompt: list[int] = PROMPT, **kwargs: Any) -> Any:
         kwargs = {"prompt_cache": self.layers, "stats": self.stats, **OPTIONS.get(self.family, {}), **kwargs}
         step = GENERATE.speculative_generate_step
-        return step(mx.array(prompt), self.model, self.drafter, num_draft_tokens=n_draft, **kwargs)
+        return step(mx.array(prompt), self.model, self.drafter, num_draft_tokens=self.n_draft, **kwargs)
 
     def halves(self) -> tuple[list[Any], list[Any]]:
         n = len(make_cache(self.model))
@@ -178,10 +155,10 @@ def wrong_caches(run: Run, n: int) -> list[str]:
     return wrong
 
 
-def complaints(family: str, name: str, way: Callable[..., list[Any]], n: int, n_draft: int = DRAFT) -> list[str]:
-    run, steps = Run(family, name), right(family)[0][:n]
+def complaints(family: str, name: str, way: Way, n: int, n_draft: int = DRAFT) -> list[str]:
+    run, steps = Run(family, name, n_draft), right(family)[0][:n]
     layers = run.layers
-    got = way(lambda **kwargs: run.start(n_draft=n_draft, **kwargs), n)
+    got = way(run, n).steps
     assert layers is run.layers
     if [step[0] for step in got] != [step[0] for step in steps]:
         return [f"{n}: tokens"]
@@ -198,7 +175,7 @@ def complaints(family: str, name: str, way: Callable[..., list[Any]], n: int, n_
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_exit(family: str, name: str, way: Callable[..., list[Any]]) -> None:
+def test_exit(family: str, name: str, way: Way) -> None:
     assert [c for n in WAYS[way] for c in complaints(family, name, way, n)] == []
 
 
@@ -214,7 +191,7 @@ def test_no_draft_tokens(family: str, name: str) -> None:
 @pytest.mark.parametrize(("family", "name"), PAIRS[:6])
 def test_without_a_prompt_cache(family: str, name: str) -> None:
     run, steps = Run(family, name), right(family)[0]
-    got = list(run.start(max_tokens=N, prompt_cache=None))
+    got = list(run.steps(max_tokens=N, prompt_cache=None))
     assert [step[0] for step in got] == [step[0] for step in steps]
     assert run.stats.drafted > 0
 
@@ -224,7 +201,7 @@ def test_the_draft_models_are_what_they_are_meant_to_be() -> None:
         run = Run(family, name)
         if (family, name) not in AGREEING and not name.startswith("contrary"):
             continue
-        list(run.start(max_tokens=N))
+        list(run.steps(max_tokens=N))
         if (family, name) in AGREEING:
             assert run.stats.accepted > N / 2, (family, name, run.stats)
         if name.startswith("contrary"):
@@ -233,8 +210,8 @@ def test_the_draft_models_are_what_they_are_meant_to_be() -> None:
 
 def test_one_draft_token_from_a_cache_that_cannot_rewind() -> None:
     """Nothing of such a draft was fed to the draft model, so there is nothing to put back."""
-    run, steps = Run("llama", "deepseek_v41"), right("llama")[0][:3]
-    assert [step[0] for step in run.start(n_draft=1, max_tokens=3)] == [token for token, _ in steps]
+    run, steps = Run("llama", "deepseek_v41", n_draft=1), right("llama")[0][:3]
+    assert [step[0] for step in run.steps(max_tokens=3)] == [token for token, _ in steps]
     assert wrong_caches(run, 3) == []
 
 
@@ -243,10 +220,10 @@ def test_a_second_turn(family: str, name: str) -> None:
     """The list that the first turn left goes on with the same draft model, as plain decoding goes on."""
     for n in (2, 5):
         run = Run(family, name)
-        by_close(run.start, n)
+        by_close(run, n)
         good = deepcopy(right(family)[1][n - 1])
         expected = seeded(run.model, SECOND_TURN, 6, prompt_cache=good)
-        got = list(run.start(SECOND_TURN, max_tokens=6))
+        got = list(run.steps(SECOND_TURN, max_tokens=6))
         assert [step[0] for step in got] == [step[0] for step in expected]
         assert gap([s[1] for s in got], [s[1] for s in expected]) <= 16 * allowed(family)
         assert shape(run.halves()[0]) == shape(good)
@@ -256,13 +233,11 @@ def test_a_second_turn(family: str, name: str) -> None:
 def test_an_end_token(family: str, name: str) -> None:
     """Both caches are exact when the last response arrives, while the generator is open."""
     tokens = [token for token, _ in right(family)[0]]
-    tokenizer = MagicMock(spec=TokenizerWrapper, detokenizer=MagicMock(last_segment=""))
     for n in (n for n in range(3, N) if tokens.index(tokens[n - 1]) == n - 1):
-        tokenizer.eos_token_ids = {tokens[n - 1]}
         run = Run(family, name)
         responses = stream_generate(
             run.model,
-            tokenizer,
+            tokenizer(tokens[n - 1]),
             PROMPT,
             draft_model=run.drafter,
             num_draft_tokens=DRAFT,
@@ -289,10 +264,6 @@ def take_accepted_tokens_twice(strategy: Any, n_accepted: int, n_drafted: int) -
 
 def mishear_the_last_token(strategy: Any, tokens: list[int]) -> None:
     observe(strategy, [*tokens[:-1], *((token + 1) % VOCAB for token in tokens[-1:])])
-
-
-def nothing(*_: Any) -> None:
-    pass
 
 
 SPLIT = "prompt_cache[:] = model_cache + draft_cache"

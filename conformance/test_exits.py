@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache, partial
 from itertools import islice
-from typing import Any, NamedTuple
-from unittest.mock import MagicMock
+from typing import Any
 
-import mlx.core as mx
 import pytest
 from mlx_lm.draft_generate import BlockVerifier
-from mlx_lm.generate import generate_step
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance.architectures import make_cache
 from conformance.drafters import Scripted
+from conformance.faults import nothing
 from conformance.replay import Step, gap
 from conformance.speculation import (
     FAMILIES,
@@ -29,15 +26,22 @@ from conformance.speculation import (
     RESTORED,
     VOCAB,
     Counted,
+    Exit,
     K,
+    Stop,
     allowed,
+    at_the_limit,
+    by_close,
+    by_throw,
     lookup,
     model_of,
     reference,
     scripted,
     seeded,
     shape,
+    stepwise,
     stream,
+    tokenizer,
 )
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -49,34 +53,13 @@ SECOND_TURN = [7, 9]
 SECOND_TOKENS = 3
 
 
-class Stop(Exception):
-    pass
-
-
-@cache
-def right(family: str) -> tuple[list[Step], list[list[Any]]]:
-    """Plain decoding's steps, and a copy of its cache at each of them."""
-    model = model_of(family)
-    layers = make_cache(model)
-    steps, held = [], []
-    for step in generate_step(mx.array(PROMPT), model, max_tokens=N, prompt_cache=layers, **OPTIONS.get(family, {})):
-        steps.append(step)
-        held.append(deepcopy(layers))
-    return steps, held
+right = partial(stepwise, n=N)
 
 
 @cache
 def second_turn(family: str, n: int) -> list[Step]:
     layers = deepcopy(right(family)[1][n - 1])
     return seeded(model_of(family), SECOND_TURN, SECOND_TOKENS, prompt_cache=layers, **OPTIONS.get(family, {}))
-
-
-class Exit(NamedTuple):
-    """The steps that a consumer got, the generator if it is still open, and whether it gave the right reason."""
-
-    steps: list[Any]
-    generator: Any = None
-    reason: bool = True
 
 
 class Run:
@@ -92,25 +75,6 @@ class Run:
         self.stream: Callable[..., Any] = partial(stream, model=model, prompt=PROMPT, drafter=self.drafter, **arguments)
 
 
-def at_the_limit(run: Run, n: int) -> Exit:
-    return Exit(list(run.steps(max_tokens=n)))
-
-
-def by_close(run: Run, n: int) -> Exit:
-    generator = run.steps(max_tokens=-1)
-    steps = list(islice(generator, n))
-    generator.close()
-    return Exit(steps, generator)
-
-
-def by_throw(run: Run, n: int) -> Exit:
-    generator = run.steps(max_tokens=N + 2)
-    steps = list(islice(generator, n))
-    with pytest.raises(Stop):
-        generator.throw(Stop())
-    return Exit(steps, generator)
-
-
 def in_the_consumer(run: Run, n: int) -> Exit:
     steps: list[Any] = []
     try:
@@ -121,13 +85,6 @@ def in_the_consumer(run: Run, n: int) -> Exit:
     except Stop:
         return Exit(steps)
     raise AssertionError("the run was too short")
-
-
-def tokenizer(*eos: int) -> Any:
-    made = MagicMock(spec=TokenizerWrapper)
-    made.eos_token_ids = set(eos)
-    made.detokenizer = MagicMock(last_segment="")
-    return made
 
 
 def last_response(reason: str, responses: Iterator[Any]) -> Exit:
@@ -281,10 +238,6 @@ def nothing_is_settled(verifier: Any, n_accepted: int) -> None:
     settle(verifier, verifier._n_draft)
 
 
-def nothing_at_close(_: Any) -> None:
-    pass
-
-
 def any_length(_: Any) -> float:
     return float("inf")
 
@@ -314,7 +267,7 @@ class Unclosable:
         ("mamba", in_the_consumer, BlockVerifier, "settle", one_rejected_token_stays),
         ("qwen3_next", at_the_end_token, BlockVerifier, "settle", one_accepted_token_goes),
         ("llama4", by_closing_the_stream, BlockVerifier, "settle", nothing_is_settled),
-        ("deepseek_v41", by_close, BlockVerifier, "close", nothing_at_close),
+        ("deepseek_v41", by_close, BlockVerifier, "close", nothing),
         ("llama quantized late", at_the_limit, BlockVerifier, "_room", any_length),
         ("llama quantized", at_the_limit, GENERATE, "draft_generate_step", on_a_copy_of_the_list),
         ("llama", at_the_end_token, GENERATE, "prompt_lookup_generate_step", Unclosable),
