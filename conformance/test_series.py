@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from conformance.series import PATCHES, ROOT, commits, unpack
+from conformance.trees import run_tests
 
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Status", "Can be dropped when"]
 
@@ -67,21 +65,40 @@ def test_the_lint_finds_each_fault() -> None:
     assert complaints({}, readme)[0].endswith("has no patch")
 
 
-def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("number", range(1, len(PATCHES) + 1), ids=[path.stem for path in PATCHES])
 def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: Path) -> None:
     tests = test_files(PATCHES[number - 1].read_text())
     history = commits()
     with_patch = unpack(history[number], tmp_path / "with")
-    passed = run_tests(with_patch, tests)
-    assert passed.returncode == 0, passed.stdout[-3000:]
+    passed = run_tests(with_patch, *tests)
+    assert passed.returncode == 0, passed.said[-3000:]
     without = unpack(history[number - 1], tmp_path / "without")
     for test in tests:
         (without / test).write_bytes((with_patch / test).read_bytes())
-    failed = run_tests(without, tests)
-    assert failed.returncode in (1, 2), failed.stdout[-3000:]
+    failed = run_tests(without, *tests)
+    assert failed.returncode in (1, 2), failed.said[-3000:]
+
+
+SUBTESTS = """
+import unittest
+class Test(unittest.TestCase):
+    def test_it(self):
+        for n in (1, 2):
+            with self.subTest(n=n):
+                self.fail(f"failure {n}")
+"""
+
+
+def test_a_run_of_a_tree_says_what_happened(tmp_path: Path) -> None:
+    (tmp_path / "test_right.py").write_text("def test_it(): pass\n")
+    (tmp_path / "test_wrong.py").write_text(SUBTESTS)
+    (tmp_path / "test_missing.py").write_text("import no_such_module\n")
+    (tmp_path / "test_other_tree.py").write_text("import mlx_lm\ndef test_it(): pass\n")
+    assert run_tests(tmp_path, "test_right.py").returncode == 0
+    assert run_tests(tmp_path, "test_missing.py").returncode == 2
+    wrong = run_tests(tmp_path, "test_wrong.py")
+    assert wrong.returncode == 1
+    assert ("failure 1" in wrong.said, "failure 2" in wrong.said) == (True, False)
+    assert "failure 2" in run_tests(tmp_path, "test_wrong.py", to_the_end=True).said
+    with pytest.raises(AssertionError, match="another mlx-lm"):
+        run_tests(tmp_path, "test_other_tree.py")

@@ -5,10 +5,8 @@ They run offline: the one hub model that they load is a tiny one with random wei
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,6 +14,7 @@ import pytest
 
 from conformance.series import commits, unpack
 from conformance.stand_in import write
+from conformance.trees import run_tests
 
 FILES = ["test_prompt_cache", "test_generate", "test_server", "test_models", "test_gated_delta", "test_sample_utils"]
 _UNTRAINED = "it asks a trained model to say TEST"
@@ -33,16 +32,13 @@ KNOWN = {
 }
 
 
-def failures(tree: Path) -> set[str]:
-    """The tests of one tree that fail."""
-    env = os.environ | {"PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *(f"tests/{name}.py" for name in FILES)], cwd=tree, env=env, capture_output=True, text=True
-    )
-    assert done.returncode in (0, 1), done.stdout[-3000:]
-    assert re.search(r"\d{3} passed", done.stdout), done.stdout[-3000:]
-    return set(re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) tests/(\S+)", done.stdout, re.MULTILINE))
+def outcome(tree: Path, tests: Iterable[str]) -> tuple[int, set[str]]:
+    """How many of a tree's tests pass, and those that fail."""
+    done = run_tests(tree, "--tb=no", "-rfE", *(f"tests/{test}" for test in tests), to_the_end=True)
+    assert done.returncode in (0, 1), done.said[-3000:]
+    passed = re.search(r"(\d+) passed", done.said)
+    failed = re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) tests/(\S+)", done.said, re.MULTILINE)
+    return int(passed[1]) if passed else 0, set(failed)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +52,12 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_the_patched_tree_fails_nothing_more(trees: tuple[Path, Path]) -> None:
-    stock, patched = (failures(tree) for tree in trees)
-    if mx.metal.is_available():
-        assert patched <= stock
-    else:
-        assert stock <= set(KNOWN)
-        assert patched <= set(KNOWN)
+    """The release is asked only for what fails with the series: that it fails there too."""
+    stock, patched = trees
+    passed, failed = outcome(patched, [f"{name}.py" for name in FILES])
+    assert passed > 100
+    if not mx.metal.is_available():
+        assert failed <= set(KNOWN)
+    # A sampled text differs in one run and not in another.
+    steady = sorted(test for test in failed if KNOWN.get(test) != _FLAT)
+    assert not steady or set(steady) <= outcome(stock, steady)[1]
