@@ -79,6 +79,14 @@ def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: P
     assert failed.returncode in (1, 2), failed.said[-3000:]
 
 
+def test_later_patches_keep_what_earlier_ones_test(tmp_path: Path) -> None:
+    files = {test for patch in series().values() for test in test_files(patch)}
+    # The last patch's own were run as of it.
+    earlier = sorted(files - set(test_files(PATCHES[-1].read_text())))
+    done = run_tests(unpack(commits()[-1], tmp_path), *earlier)
+    assert done.returncode == 0, done.said[-3000:]
+
+
 SUBTESTS = """
 import unittest
 class Test(unittest.TestCase):
