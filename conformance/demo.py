@@ -17,7 +17,7 @@ from mlx_lm import load, stream_generate
 from conformance.prompts import PROMPTS
 
 FIXTURE = Path(__file__).parent / "fixture"
-SHOWN = ("echo", "json")
+SHOWN = ("rename", "json")
 
 
 @dataclass

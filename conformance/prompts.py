@@ -7,29 +7,30 @@ import random
 from conformance.workloads import Message, chat, fenced, json_edit, json_lookup, repeat, tool_call
 
 CODE = '''\
-def load_orders(path, strict=True):
-    """Read the orders of one file."""
-    orders = []
+def read_settings(path, strict=True):
+    """Read the settings of one file, a pair on each line."""
+    table = {}
     with open(path) as source:
-        for line in source:
-            fields = line.strip().split(",")
-            if len(fields) != 3:
-                if strict:
-                    raise ValueError("bad line: " + line)
+        for number, text in enumerate(source):
+            text = text.strip()
+            if not text or text.startswith("#"):
                 continue
-            name, amount, state = fields
-            orders.append((name, int(amount), state))
-    return orders
-def total_amount(orders, state="open"):
-    """Add up the orders in one state."""
-    total = 0
-    for name, amount, found in orders:
-        if found == state:
-            total += amount
-    return total
-def main(path):
-    orders = load_orders(path)
-    print(total_amount(orders))'''
+            if "=" not in text:
+                if strict:
+                    raise ValueError("no value at %d" % number)
+                continue
+            key, value = text.split("=", 1)
+            table[key.strip()] = value.strip()
+    return table
+class Settings:
+    def __init__(self, path):
+        self.path = path
+        self.cache = None
+    def lookup(self, key, default=None):
+        """Return the value that belongs to the key."""
+        if self.cache is None:
+            self.cache = read_settings(self.path)
+        return self.cache.get(key, default)'''
 
 PROSE = (
     "Return the number of bytes that were read. If the stream is at its end, the result is zero and the buffer is left "
@@ -39,15 +40,15 @@ PROSE = (
 
 
 def rename() -> list[Message]:
-    return chat(f"Rename `orders` to `rows`.\n{fenced(CODE)}")
+    return chat(f"Change `text` to `node`.\n{fenced(CODE)}")
 
 
 def delete() -> list[Message]:
-    return chat(f"Delete the line `total = 0`.\n{fenced(CODE)}")
+    return chat(f"Delete the line `self.cache = None`.\n{fenced(CODE)}")
 
 
 def json() -> list[Message]:
-    return json_edit(random.Random(5), 8)[:-1]
+    return json_edit(random.Random(6), 8)[:-1]
 
 
 def lookup() -> list[Message]:

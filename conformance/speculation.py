@@ -15,7 +15,7 @@ from unittest.mock import MagicMock, patch
 import mlx.core as mx
 import pytest
 from mlx_lm.draft import DraftStats
-from mlx_lm.generate import generate_step, prompt_lookup_generate_step, stream_generate
+from mlx_lm.generate import generate_step, stream_generate
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -144,15 +144,16 @@ def tokenizer(*eos: int) -> Any:
 
 
 def lookup(model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Any:
-    """prompt_lookup_generate_step with a drafter of the test's."""
-    with patch.object(GENERATE, "NgramStrategy", lambda _: drafter):
-        return prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=K, **kwargs)
+    """speculative_generate_step with a drafter of the test's, whose drafts are fed whatever they cost."""
+    step = GENERATE.speculative_generate_step
+    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, "disable_adaptive_gate": True}
+    return step(mx.array(prompt), model, **arguments, **kwargs)
 
 
 def stream(tokenizer: Any, model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Iterator[Any]:
     """stream_generate with a drafter of the test's."""
-    with patch.object(GENERATE, "NgramStrategy", lambda _: drafter):
-        yield from stream_generate(model, tokenizer, mx.array(prompt), prompt_lookup_num_tokens=K, **kwargs)
+    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, "disable_adaptive_gate": True}
+    yield from stream_generate(model, tokenizer, mx.array(prompt), **arguments, **kwargs)
 
 
 def seeded(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[Step]:

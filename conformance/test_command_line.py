@@ -28,7 +28,9 @@ def test_the_flag_changes_the_speed_only() -> None:
     right, got = generate(), generate("--prompt-lookup-num-tokens", "8")
     assert text(got) == text(right)
     assert "Drafting" not in right.stdout
-    line = re.search(r"Drafting: (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", got.stdout)
+    line = re.search(
+        r"Drafting: SuffixStrategy, (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", got.stdout
+    )
     assert line, got.stdout
     assert int(line[1]) >= int(line[2]) > 0
     assert float(line[3]) > 1.5

@@ -277,7 +277,7 @@ SPLIT = "prompt_cache[:] = model_cache + draft_cache"
         ("nanbeige", "similar like nanbeige", by_close, ModelDraftStrategy, "accept", take_accepted_tokens_twice),
         ("qwen3_next", "gemma3_text", by_close, ModelDraftStrategy, "observe", mishear_the_last_token),
         ("mamba", "nanbeige", at_the_limit, ModelDraftStrategy, "close", nothing),
-        ("llama quantized late", "similar like llama", by_close, GENERATE, "speculative_generate_step", SPLIT),
+        ("llama quantized late", "similar like llama", by_close, GENERATE, "_model_draft_generate_step", SPLIT),
     ],
 )
 def test_a_planted_fault_is_found(

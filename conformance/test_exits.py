@@ -222,7 +222,7 @@ def test_a_prompt_of_one_token_before_quantization(first_turn: int) -> None:
 settle, step_loop, lookup_loop = (
     BlockVerifier.settle,
     GENERATE.draft_generate_step,
-    GENERATE.prompt_lookup_generate_step,
+    GENERATE.speculative_generate_step,
 )
 
 
@@ -270,7 +270,7 @@ class Unclosable:
         ("deepseek_v41", by_close, BlockVerifier, "close", nothing),
         ("llama quantized late", at_the_limit, BlockVerifier, "_room", any_length),
         ("llama quantized", at_the_limit, GENERATE, "draft_generate_step", on_a_copy_of_the_list),
-        ("llama", at_the_end_token, GENERATE, "prompt_lookup_generate_step", Unclosable),
+        ("llama", at_the_end_token, GENERATE, "speculative_generate_step", Unclosable),
     ],
 )
 def test_a_planted_fault_is_found(

@@ -31,7 +31,7 @@ def plain(model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS, **kwargs:
 
 def drafted(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[tuple[int, mx.array, bool]]:
     mx.random.seed(1)
-    kwargs = {"max_tokens": MAX_TOKENS} | kwargs
+    kwargs = {"max_tokens": MAX_TOKENS, "disable_adaptive_gate": True} | kwargs
     return list(prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=n, **kwargs))
 
 

@@ -25,11 +25,14 @@ _KEYWORDS = frozenset(
     "and assert async await break class continue def del elif else except finally for from global import lambda "
     "nonlocal not pass raise return try while with yield None True False self print len".split()
 )
+_WORDS = (
+    "item value count total first last node path line key name size index user order data text row file list result "
+    "start end width left right word func code error match state group field type mode flag host port tree"
+).split()
 _NAMES = (
     "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jane Kai Lea Max Nora Otto Pia Quin Rosa Sam Tess Uma Vic Wes Yara Zoe"
 ).split()
 _CITIES = "Oslo Lima Rome Cairo Delhi Paris Tokyo Quito Accra Minsk Turin Porto Sofia Dakar Hanoi Perth".split()
-_STATES = "open paid late void sent held".split()
 
 
 @dataclass
@@ -103,23 +106,27 @@ def chat(*turns: str) -> list[Message]:
 Edit = Callable[[random.Random, str], tuple[str, str] | None]
 
 
-def rename(rng: random.Random, code: str) -> tuple[str, str] | None:
+def named_plainly(rng: random.Random, code: str) -> str:
+    """The code with one of its names made a plain word, so that a small vocabulary has a token for it."""
     names = sorted(set(_IDENTIFIER.findall(code)) - _KEYWORDS)
     if not names:
+        return code
+    name = max(rng.sample(names, min(4, len(names))), key=lambda name: len(re.findall(rf"\b{name}\b", code)))
+    return re.sub(rf"\b{name}\b", _new_word(rng, code), code)
+
+
+def rename(rng: random.Random, code: str) -> tuple[str, str] | None:
+    """A plain word that is no part of another name becomes another one."""
+    names = [word for word in _WORDS if 0 < code.count(word) == len(re.findall(rf"\b{word}\b", code))]
+    if not names:
         return None
-    old = max(rng.sample(names, min(3, len(names))), key=lambda name: len(re.findall(rf"\b{name}\b", code)))
-    new = _new_name(rng, names)
-    return f"Rename `{old}` to `{new}`.", re.sub(rf"\b{old}\b", new, code)
+    old = max(rng.sample(names, min(4, len(names))), key=code.count)
+    new = _new_word(rng, code)
+    return f"Change `{old}` to `{new}`.", code.replace(old, new)
 
 
-def _new_name(rng: random.Random, taken: list[str]) -> str:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = "item value count total first last node path line key name size index user order data text".split()
-    while True:
-        tail = "".join(rng.choice(letters) for _ in range(rng.randint(3, 5)))
-        new = rng.choice([rng.choice(words) + "_" + rng.choice(words), tail, rng.choice(words) + "_" + tail])
-        if new not in taken:
-            return new
+def _new_word(rng: random.Random, text: str) -> str:
+    return rng.choice([word for word in _WORDS if word not in text])
 
 
 def delete(rng: random.Random, code: str) -> tuple[str, str] | None:
@@ -136,7 +143,7 @@ def replace(rng: random.Random, code: str) -> tuple[str, str] | None:
     if index is None:
         return None
     old = lines[index].strip()
-    new = f"{_new_name(rng, [])} = {rng.randint(0, 99)}"
+    new = f"{rng.choice(_WORDS)}_{rng.choice(_WORDS)} = {rng.randint(0, 99)}"
     edited = [*lines[:index], lines[index].replace(old, new), *lines[index + 1 :]]
     return f"Replace the line `{old}` with `{new}`.", "\n".join(edited)
 
@@ -164,7 +171,7 @@ def records(rng: random.Random, count: int) -> list[Record]:
             "name": rng.choice(_NAMES) + " " + rng.choice(_NAMES),
             "city": rng.choice(_CITIES),
             "price": rng.randint(1, 999),
-            "state": rng.choice(_STATES),
+            "type": rng.choice(_WORDS),
         }
         for i in ids
     ]
@@ -176,15 +183,14 @@ def record_line(record: Record) -> str:
 
 
 def json_edit(rng: random.Random, count: int) -> list[Message]:
-    """All records, one of them changed."""
+    """All records, with one value changed wherever it stands."""
     rows = records(rng, count)
-    changed = dict(rng.choice(rows))
-    changes: list[tuple[str, int | str]] = [("price", rng.randint(1, 999)), ("state", rng.choice(_STATES))]
-    key, value = rng.choice(changes)
-    changed[key] = value
-    answer = "\n".join(record_line(changed if row["id"] == changed["id"] else row) for row in rows)
-    ask = f"Set `{key}` of record {changed['id']} to `{value}`."
-    return chat(f"{ask}\n" + fenced("\n".join(map(record_line, rows))), fenced(answer))
+    key, values = rng.choice([("city", _CITIES), ("type", _WORDS)])
+    old = rng.choice(rows)[key]
+    new = rng.choice([value for value in values if value != old])
+    edited = [row | {key: new} if row[key] == old else row for row in rows]
+    answer = "\n".join(map(record_line, edited))
+    return chat(f"Change `{old}` to `{new}`.\n" + fenced("\n".join(map(record_line, rows))), fenced(answer))
 
 
 def json_lookup(rng: random.Random, count: int) -> list[Message]:
@@ -199,6 +205,8 @@ def json_lookup(rng: random.Random, count: int) -> list[Message]:
 def edit_chat(rng: random.Random, code: str, turns: int, edits: tuple[Edit, ...] = CODE_EDITS) -> list[Message]:
     """Edits of one text, turn after turn; only the first turn shows it. Empty if the text has nothing to edit."""
     messages: list[str] = []
+    if rename in edits:
+        code = named_plainly(rng, code)
     for _ in range(turns):
         done = rng.choice(edits)(rng, code)
         if done is None:
@@ -240,12 +248,12 @@ def outline(code: str) -> list[Message]:
 
 
 def tool_call(rng: random.Random, count: int) -> list[Message]:
-    """A tool returns records, the answer shows one of them with a new state."""
+    """A tool returns records, the answer shows one of them with a new type."""
     rows = records(rng, count)
     row = dict(rng.choice(rows))
-    row["state"] = rng.choice(_STATES)
+    row["type"] = rng.choice(_WORDS)
     return [
-        {"role": "user", "content": f"Close record {row['id']} as `{row['state']}`."},
+        {"role": "user", "content": f"Set record {row['id']} to `{row['type']}`."},
         {"role": "tool", "content": "\n".join(map(record_line, rows))},
         {"role": "assistant", "content": fenced(record_line(row))},
     ]
@@ -273,9 +281,9 @@ OTHERS: dict[str, Callable[[random.Random, Corpus, int], list[Message]]] = {
         corpus.snippet(rng, chars) if rng.random() < 0.5 else corpus.paragraph(rng, chars)
     ),
     "quote": lambda rng, corpus, chars: quote(rng, corpus.paragraph(rng, chars)),
-    "json": lambda rng, _, chars: json_edit(rng, max(2, chars // RECORD_CHARS)),
-    "lookup": lambda rng, _, chars: json_lookup(rng, max(2, chars // RECORD_CHARS)),
-    "tool": lambda rng, _, chars: tool_call(rng, max(2, chars // RECORD_CHARS)),
+    "json": lambda rng, _, chars: json_edit(rng, max(1, chars // RECORD_CHARS)),
+    "lookup": lambda rng, _, chars: json_lookup(rng, max(1, chars // RECORD_CHARS)),
+    "tool": lambda rng, _, chars: tool_call(rng, max(1, chars // RECORD_CHARS)),
     "code": lambda rng, corpus, chars: continuation(rng, corpus.snippet(rng, chars), "code"),
     "prose": lambda rng, corpus, chars: continuation(rng, corpus.paragraph(rng, chars), "prose"),
 }

@@ -1,0 +1,214 @@
+"""Every strategy, alone and chained, on every cache family: the tokens and log probabilities of plain decoding.
+
+pytest conformance/test_strategies.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm import draft_plan
+from mlx_lm.draft import ChainStrategy, DraftStats, NgramSimpleStrategy, SuffixStrategy
+from mlx_lm.draft_generate import BlockVerifier, ModelDraftStrategy
+from mlx_lm.draft_memory import NgramModStrategy, NgramModTable
+from mlx_lm.draft_plan import BlockCosts, measure_block_noise
+from mlx_lm.generate import prompt_lookup_generate_step, speculative_generate_step
+from mlx_lm.sample_utils import make_sampler
+
+from conformance.architectures import make_cache
+from conformance.replay import gap
+from conformance.speculation import FAMILIES, OPTIONS, PROMPT, VOCAB, allowed, model_of, mutant, scripted, seeded
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+N = 24
+# What blocks cost is pinned: nothing here may depend on a clock.
+COSTS = BlockCosts((1, 2, 16), (1.0, 1.2, 3.0))
+SAMPLERS: dict[str, dict[str, float]] = {
+    "greedy": {"temp": 0.0},
+    "nucleus": {"temp": 0.9, "top_p": 0.9, "min_p": 0.02},
+    "xtc": {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02},
+}
+Make = Callable[[Any, list[int]], Any]
+
+
+def warm_table(text: list[int]) -> NgramModTable:
+    """A memory that has seen the answer, and the same again with other tokens in between."""
+    table = NgramModTable(3, vocab_size=VOCAB)
+    for shown in (text, [*text[: len(text) // 2], 1, 2, 3]):
+        NgramModStrategy(table).observe(shown)
+    return table
+
+
+def of_the_model(model: Any, _: list[int]) -> ModelDraftStrategy:
+    return ModelDraftStrategy(model, make_cache(model))
+
+
+# A text is the prompt and the answer that plain decoding gives; a reference that is a little off drafts wrongly too.
+STRATEGIES: dict[str, Make] = {
+    "ngram-simple": lambda _, text: NgramSimpleStrategy(2, [*text[:-4], 5, *text[8:]]),
+    "suffix": lambda _, text: SuffixStrategy(draft_reference=[*text[: len(PROMPT) + 9], 5, *text[len(PROMPT) + 10 :]]),
+    "ngram-mod": lambda _, text: NgramModStrategy(warm_table(text)),
+    "the model": of_the_model,
+    "chain": lambda model, text: ChainStrategy([SuffixStrategy(), NgramModStrategy(warm_table(text[:-9]))]),
+    "chain with the model": lambda model, text: ChainStrategy([NgramSimpleStrategy(3), of_the_model(model, text)]),
+}
+
+
+def steps_of(family: str, strategy: Any, n: int = N, **kwargs: Any) -> list[Any]:
+    mx.random.seed(7)
+    arguments = {"draft_strategy": strategy, "num_draft_tokens": 5, "draft_costs": COSTS, "max_tokens": n} | kwargs
+    return list(speculative_generate_step(mx.array(PROMPT), model_of(family), **arguments, **OPTIONS.get(family, {})))
+
+
+def complaints(family: str, name: str) -> list[str]:
+    wrong, accepted = [], 0
+    for sampler, options in SAMPLERS.items():
+        right = seeded(model_of(family), PROMPT, N, sampler=make_sampler(**options), **OPTIONS.get(family, {}))
+        text = PROMPT + [token for token, _ in right]
+        for free in (True, False):
+            stats = DraftStats()
+            strategy = STRATEGIES[name](model_of(family), text)
+            kwargs = {"sampler": make_sampler(**options), "disable_adaptive_gate": not free, "stats": stats}
+            got = steps_of(family, strategy, **kwargs)
+            accepted += stats.accepted
+            if [step[0] for step in got] != [step[0] for step in right]:
+                wrong.append(f"{sampler} {free}: tokens")
+            elif gap([step[1] for step in got], [step[1] for step in right]) > allowed(family):
+                wrong.append(f"{sampler} {free}: log probabilities")
+            elif stats.accepted != sum(from_draft for _, _, from_draft in got):
+                wrong.append(f"{sampler} {free}: accepted")
+    return wrong if accepted else [*wrong, "nothing was drafted rightly"]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parity(family: str, name: str) -> None:
+    assert complaints(family, name) == []
+
+
+class Noisy:
+    """A model whose logits are off by up to a bound wherever several tokens are fed at once, as on some devices."""
+
+    def __init__(self, family: str, bound: float) -> None:
+        self.model, self.bound, self.layers = model_of(family), bound, model_of(family).layers
+
+    def make_cache(self) -> Any:
+        return make_cache(self.model)
+
+    def __call__(self, inputs: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self.model(inputs, cache=cache)
+        if inputs.shape[1] > 1:
+            key = mx.random.key(sum(inputs[0].tolist()))
+            logits += self.bound * mx.random.uniform(-1, 1, logits.shape, key=key)
+        return logits
+
+
+def near_ties(family: str, margin: float | str) -> tuple[bool, DraftStats]:
+    """Whether a noisy model gives plain decoding's tokens, when half of the drafts are right."""
+    model, stats, n = Noisy(family, 0.02), DraftStats(), 3 * N
+    right = seeded(model, PROMPT, n)
+    drafter = scripted(PROMPT, right)
+    arguments = {"num_draft_tokens": 5, "disable_adaptive_gate": True, "draft_margin": margin}
+    steps = speculative_generate_step(
+        mx.array(PROMPT), model, draft_strategy=drafter, max_tokens=n, stats=stats, **arguments
+    )
+    return [step[0] for step in steps] == [step[0] for step in right], stats
+
+
+NOISY = ["llama", "gemma3_text", "mamba", "qwen3_next", "deepseek_v41"]
+
+
+@pytest.mark.parametrize("family", NOISY)
+def test_a_margin_settles_near_ties(family: str) -> None:
+    for margin in (0.04, "auto"):
+        equal, stats = near_ties(family, margin)
+        assert equal
+        # Each tie costs one more forward pass, and where a block is restored what was right in it one more.
+        extra = stats.forwards - stats.cycles - stats.near_ties
+        assert stats.near_ties > 0
+        assert 0 <= extra <= (stats.cycles if family == "deepseek_v41" else 0)
+
+
+def test_parity_is_lost_without_a_margin() -> None:
+    assert [family for family in NOISY if not near_ties(family, 0.0)[0]] != []
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba", "qwen3_next"])
+def test_the_margin_is_what_the_noise_needs(family: str) -> None:
+    assert measure_block_noise(Noisy(family, 0.0)) == 0
+    assert 0.015 < measure_block_noise(Noisy(family, 0.02)) <= 0.021
+
+
+def test_a_second_run_makes_the_same_choices() -> None:
+    text = PROMPT + [token for token, _ in seeded(model_of("llama"), PROMPT, N)]
+    runs = []
+    for _ in range(2):
+        stats = DraftStats()
+        steps = steps_of("llama", SuffixStrategy(draft_reference=text[::-1] + text), stats=stats)
+        runs.append(([(token, from_draft) for token, _, from_draft in steps], stats))
+    assert runs[0] == runs[1]
+
+
+def test_nothing_is_measured_when_costs_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_plan, "measure_block_costs", lambda _: pytest.fail("measured"))
+    assert len(steps_of("llama", SuffixStrategy(draft_reference=PROMPT))) == N
+
+
+def test_a_memory_is_shared_by_answers() -> None:
+    """The second answer is drafted from what the first one left in the table."""
+    table, drafted = NgramModTable(3), []
+    for _ in range(2):
+        stats = DraftStats()
+        arguments = {"draft_type": "ngram-mod", "ngram_mod_table": table, "disable_adaptive_gate": True}
+        list(prompt_lookup_generate_step(mx.array(PROMPT), model_of("llama"), max_tokens=64, stats=stats, **arguments))
+        drafted.append(stats.accepted)
+    assert drafted[1] > drafted[0]
+
+
+LOOP_FAULTS = {
+    "every draft is right": ("draft[n_accepted : n_accepted + 1] == [token]", "n_accepted < len(draft)"),
+    "a row too early": ("draw(logits[i : i + 1]) for", "draw(logits[max(i - 1, 0) : max(i, 1)]) for"),
+}
+
+
+@pytest.mark.parametrize("fault", LOOP_FAULTS)
+def test_a_planted_fault_of_the_loop_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    generate = sys.modules["mlx_lm.generate"]
+    monkeypatch.setattr(generate, "draft_generate_step", mutant(generate.draft_generate_step, *LOOP_FAULTS[fault]))
+    assert complaints("llama", "suffix") != []
+
+
+def rejected_of_itself() -> int:
+    """A model that drafts for itself is right every time, also when its drafts are cut."""
+    stats = DraftStats()
+    cheap_pairs = BlockCosts((1, 2, 3), (1.0, 1.0, 9.0))
+    steps_of("llama", of_the_model(model_of("llama"), []), draft_costs=cheap_pairs, stats=stats)
+    assert stats.drafted > 0
+    rejected: int = stats.drafted - stats.accepted
+    return rejected
+
+
+def test_a_draft_model_that_is_not_rewound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rejected_of_itself() == 0
+
+    def keep_the_draft(strategy: Any, n_accepted: int, n_drafted: int) -> None:
+        strategy._draft, strategy._snapshot = [], None
+
+    monkeypatch.setattr(ModelDraftStrategy, "accept", keep_the_draft)
+    assert rejected_of_itself() > 0
+
+
+def test_a_margin_that_settles_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    redo = BlockVerifier.redo
+
+    def row_of_the_block(verifier: Any, n_accepted: int) -> mx.array:
+        logits = redo(verifier, n_accepted)
+        return logits + 0.02 * mx.random.uniform(-1, 1, logits.shape, key=mx.random.key(n_accepted))
+
+    monkeypatch.setattr(BlockVerifier, "redo", row_of_the_block)
+    assert not all(near_ties(family, 0.04)[0] for family in NOISY)
