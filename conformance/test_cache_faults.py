@@ -33,7 +33,7 @@ from conformance.test_batch_machines import BATCHES, BatchMachine
 __all__ = ["small_steps"]
 
 # A fault is found in far fewer programs, and need not be made short.
-SEARCH = settings(parent=PROFILE, max_examples=500, derandomize=True, phases=[Phase.generate])
+SEARCH = settings(parent=PROFILE, max_examples=4000, derandomize=True, phases=[Phase.generate])
 
 
 def restore_one_further(cache: KVCache, snapshot: Any) -> None:

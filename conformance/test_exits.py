@@ -291,7 +291,8 @@ def test_every_family_that_is_restored_is_known() -> None:
     """A cache that can rewind after a block does: only those of RESTORED cost tokens that are fed again."""
     for family in FAMILIES:
         model: Counted = model_of(family)
+        steps = Run(family).steps(max_tokens=N)
         model.blocks.clear()
-        list(Run(family).steps(max_tokens=N))
+        list(steps)
         longest = max(model.blocks[1:])
         assert (longest > 1 + K) == (family in RESTORED), (family, model.blocks)

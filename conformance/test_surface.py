@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import mlx.core as mx
 import mlx_lm
 import pytest
@@ -54,3 +56,18 @@ def test_a_prompt_and_single_steps_give_finite_logits(name: str) -> None:
         assert logits.shape == (*tokens.shape, VOCAB)
         assert mx.isfinite(logits).all().item()
         tokens = mx.argmax(logits[:, -1:], axis=-1)
+
+
+PUBLIC = {
+    "mlx_lm.generate": (
+        "prompt_lookup_generate_step speculative_generate_step NgramSimpleStrategy NgramModStrategy NgramModTable "
+        "SuffixStrategy ModelDraftStrategy ChainStrategy"
+    ),
+    "mlx_lm.models.cache": "snapshot_prompt_cache restore_prompt_cache rewind_prompt_cache can_rewind_prompt_cache",
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_public_names_are_there(module: str) -> None:
+    found = vars(importlib.import_module(module))
+    assert [name for name in PUBLIC[module].split() if name not in found] == []

@@ -1,0 +1,102 @@
+"""The calls that users know from the published experiments, with the fixture in the place of their model.
+
+pytest conformance/test_examples.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm import stream_generate
+from mlx_lm.generate import NgramModTable
+from mlx_lm.sample_utils import make_sampler
+
+from conformance.prompts import CODE, PROMPTS
+from conformance.workloads import fenced
+
+
+def ids(tokenizer: Any, name: str) -> list[int]:
+    tokens: list[int] = tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True, enable_thinking=False)
+    return tokens
+
+
+def plain(model: Any, tokenizer: Any, prompt: list[int]) -> str:
+    return "".join(r.text for r in stream_generate(model, tokenizer, prompt, max_tokens=256))
+
+
+def test_ngram_simple(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    prompt, text = ids(tokenizer, "rename"), ""
+    for response in stream_generate(
+        model,
+        tokenizer,
+        prompt,
+        max_tokens=256,
+        sampler=make_sampler(temp=0.0),
+        draft_type="ngram-simple",
+        num_draft_tokens=4,
+        ngram_size=3,
+        disable_adaptive_gate=True,
+    ):
+        text += response.text
+    assert text == plain(model, tokenizer, prompt)
+    assert response.draft.accepted > 100
+    assert response.draft.strategy == "NgramSimpleStrategy"
+
+
+def test_a_table_for_several_prompts(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    table, accepted = NgramModTable(n=16), []
+    for name in ("rename", "rename", "json"):
+        prompt, text = ids(tokenizer, name), ""
+        for response in stream_generate(
+            model,
+            tokenizer,
+            prompt,
+            max_tokens=256,
+            sampler=make_sampler(temp=0.0),
+            draft_type="ngram-mod",
+            num_draft_tokens=6,
+            ngram_size=16,
+            ngram_mod_table=table,
+            disable_adaptive_gate=True,
+        ):
+            text += response.text
+        assert text == plain(model, tokenizer, prompt)
+        accepted.append(response.draft.accepted)
+    # The second time, the whole answer is in the table.
+    assert 0 < accepted[0] < accepted[1]
+
+
+def test_a_length(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, "json")
+    responses = list(stream_generate(model, tokenizer, prompt, max_tokens=256, prompt_lookup_num_tokens=8))
+    assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
+    assert responses[-1].draft.accepted > 0
+
+
+@pytest.mark.parametrize("draft_type", ["auto", "suffix", "ngram-simple", "ngram-mod"])
+def test_a_text_that_is_not_in_the_prompt(fixture: tuple[Any, Any], draft_type: str) -> None:
+    """The answer is drafted from a reference from its first token on."""
+    model, tokenizer = fixture
+    prompt, accepted = ids(tokenizer, "rename"), []
+    reference = tokenizer.encode(fenced(CODE.replace("text", "node")))
+    for draft_reference in (None, reference):
+        arguments = {"draft_reference": draft_reference, "disable_adaptive_gate": True}
+        *_, last = stream_generate(model, tokenizer, prompt, max_tokens=256, draft_type=draft_type, **arguments)
+        accepted.append(last.draft.accepted)
+    assert accepted[1] > accepted[0]
+
+
+def test_the_same_seed_gives_the_same_text(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    prompt, texts = ids(tokenizer, "rename"), set()
+    for draft_type in ("none", "auto", "ngram-simple", "ngram-mod"):
+        mx.random.seed(3)
+        sampler = make_sampler(temp=0.8, top_p=0.95, min_p=0.01)
+        responses = stream_generate(model, tokenizer, prompt, max_tokens=128, sampler=sampler, draft_type=draft_type)
+        texts.add("".join(r.text for r in responses))
+    assert len(texts) == 1
