@@ -1,0 +1,122 @@
+"""Other ways to look drafts up, written for clarity and not for speed: what the package's strategies are compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class Matches:
+    """Knows every earlier place that the end of the sequence matches.
+
+    ``lengths`` maps where a match ends, the index of the token that followed it, to how many tokens match there.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.places: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+        # What the Drafter asks a strategy for.
+        self.match_length = 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            places = self.places.setdefault(token, [])
+            self.lengths = {place + 1: self.lengths.get(place, 0) + 1 for place in places}
+            places.append(len(self.tokens))
+            self.tokens.append(token)
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        raise NotImplementedError
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        pass
+
+    def after(self, end: int, n: int) -> list[int]:
+        self.match_length = self.lengths[end]
+        return self.tokens[end : end + n]
+
+
+class Ngram(Matches):
+    """The most recent or the first place that matches ``size`` tokens, then fewer, down to ``least``.
+
+    With ``first`` this is what transformers does, whose sizes go down from ``max_matching_ngram_size`` to 1.
+    """
+
+    def __init__(self, size: int, least: int = 2, first: bool = False) -> None:
+        super().__init__()
+        self.sizes = range(size, least - 1, -1)
+        self.choose: Callable[[list[int]], int] = min if first else max
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        for size in self.sizes:
+            ends = [end for end, length in self.lengths.items() if length >= size]
+            if ends:
+                return self.after(self.choose(ends), n_max)
+        return []
+
+
+class Longest(Matches):
+    """The longest match, and of several the most recent, the first, or the most recent with the commonest next token.
+
+    ``factor`` limits a draft to ``factor * length`` tokens, as SuffixDecoding does.
+    """
+
+    def __init__(self, choice: str = "recent", least: int = 2, factor: float | None = None) -> None:
+        super().__init__()
+        self.choice = choice
+        self.least = least
+        self.factor = factor
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        length = max(self.lengths.values(), default=0)
+        if length < self.least:
+            return []
+        ends = [end for end, n in self.lengths.items() if n == length]
+        if self.choice == "common":
+            followers = Counter(self.tokens[end] for end in ends)
+            end = max(ends, key=lambda end: (followers[self.tokens[end]], end))
+        else:
+            end = max(ends) if self.choice == "recent" else min(ends)
+        n = n_max if self.factor is None else min(n_max, int(self.factor * length))
+        return self.after(end, n)
+
+
+class Vote(Matches):
+    """Every match votes for what followed it, with a weight that doubles with each token it matches."""
+
+    def __init__(self, least: int = 2) -> None:
+        super().__init__()
+        self.least = least
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        ends = {end: length for end, length in self.lengths.items() if length >= self.least}
+        self.match_length = max(ends.values(), default=0)
+        draft: list[int] = []
+        while ends and len(draft) < n_max:
+            votes: Counter[int] = Counter()
+            for end, length in ends.items():
+                votes[self.tokens[end]] += 2 ** min(length, 60)
+            token = max(votes, key=lambda token: votes[token])
+            draft.append(token)
+            ends = {
+                end + 1: length
+                for end, length in ends.items()
+                if self.tokens[end] == token and end + 1 < len(self.tokens)
+            }
+        return draft
+
+
+RIVALS: dict[str, Callable[[], Any]] = {
+    "recent 3-gram": lambda: Ngram(3),
+    "recent 5-gram": lambda: Ngram(5),
+    "first 3-gram": lambda: Ngram(3, first=True),
+    "transformers": lambda: Ngram(2, least=1, first=True),
+    "transformers, 10": lambda: Ngram(10, least=1, first=True),
+    "longest, recent": lambda: Longest("recent"),
+    "longest, first": lambda: Longest("first"),
+    "longest, common": lambda: Longest("common"),
+    "longest, common, 1x": lambda: Longest("common", least=1, factor=1),
+    "vote": Vote,
+}
