@@ -1,9 +1,9 @@
-"""Other ways to look drafts up, written for clarity and not for speed: what the package's strategies are compared with."""
+"""Other ways to look drafts up, to compare the package's with: written for clarity and not for speed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -46,15 +46,15 @@ class Ngram(Matches):
 
     def __init__(self, size: int, least: int = 2, first: bool = False) -> None:
         super().__init__()
-        self.sizes = range(size, least - 1, -1)
-        self.choose: Callable[[list[int]], int] = min if first else max
+        self.size = size
+        self.least = least
+        self.choose: Callable[[Iterable[int]], int] = min if first else max
 
     def propose(self, n_max: int) -> Sequence[int]:
-        for size in self.sizes:
-            ends = [end for end, length in self.lengths.items() if length >= size]
-            if ends:
-                return self.after(self.choose(ends), n_max)
-        return []
+        size = min(max(self.lengths.values(), default=0), self.size)
+        if size < self.least:
+            return []
+        return self.after(self.choose(end for end, length in self.lengths.items() if length >= size), n_max)
 
 
 class Longest(Matches):

@@ -12,11 +12,13 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from mlx_lm.draft import ChainStrategy, DraftStats, NgramSimpleStrategy, SuffixStrategy
-from mlx_lm.draft_memory import NgramModStrategy, NgramModTable
+from mlx_lm.draft import ChainStrategy, DraftStats, SuffixStrategy
+from mlx_lm.draft_memory import NgramModTable
 from mlx_lm.draft_plan import MAX_AUTO_DRAFT, BlockCosts, Drafter
+from mlx_lm.draft_types import make_draft_strategy
 
 from conformance.rivals import RIVALS
 from conformance.streams import VOCAB, Request, Stream, bpe, streams, words
@@ -31,14 +33,19 @@ LEAST = 60
 Make = Callable[[], Any]
 
 
-def makers() -> dict[str, Make]:
+def made(draft_type: str, **options: Any) -> Any:
+    return make_draft_strategy(draft_type, lambda: VOCAB, **options)
+
+
+def makers(gated: bool = True) -> dict[str, Make]:
     """The package's strategies; responses share one ngram-mod table, as they would in a server."""
     table, chained = NgramModTable(vocab_size=VOCAB), NgramModTable(vocab_size=VOCAB)
+    suffix = partial(made, "suffix") if gated else SuffixStrategy
     return {
-        "suffix": SuffixStrategy,
-        "ngram-simple": NgramSimpleStrategy,
-        "ngram-mod": lambda: NgramModStrategy(table),
-        "chain: suffix, ngram-mod": lambda: ChainStrategy([SuffixStrategy(), NgramModStrategy(chained)]),
+        "suffix": suffix,
+        "ngram-simple": partial(made, "ngram-simple"),
+        "ngram-mod": partial(made, "ngram-mod", ngram_mod_table=table),
+        "chain": lambda: ChainStrategy([suffix(), made("ngram-mod", ngram_mod_table=chained)]),
     }
 
 
@@ -164,7 +171,7 @@ def main() -> None:
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     recorded = streams(seeds, encode=words() if args.words else bpe())
     options = {"costs": M4 if args.m4 else CPU, "bound": args.bound, "gated": not args.ungated}
-    rows = {label: run(make, recorded, **options) for label, make in (makers() | RIVALS).items()}
+    rows = {label: run(make, recorded, **options) for label, make in (makers(not args.ungated) | RIVALS).items()}
     for value, title in TITLES.items():
         print(f"{title}\n\n{show(rows, value)}\n")
 

@@ -89,8 +89,8 @@ def ambiguous(rng: random.Random, size: int) -> Request:
 def bait(rng: random.Random, size: int) -> Request:
     """Passages that were seen before, each of which stops matching as soon as it looks like a copy.
 
-    A piece of the past is said again, and what follows the piece is never what followed it before. The lengths are those
-    at which a drafter begins to trust a match.
+    A piece of the past is said again, and what follows it is never what followed it before. The lengths are those at
+    which a drafter begins to trust a match.
     """
     tokens = [rng.randrange(1000) for _ in range(size // 2)]
     while len(tokens) < 2 * size:
@@ -103,6 +103,11 @@ def bait(rng: random.Random, size: int) -> Request:
 
 ADVERSARIES: dict[str, Callable[[random.Random, int], Request]] = {"ambiguous": ambiguous, "bait": bait}
 NAMES = (*KINDS, *ADVERSARIES)
+
+
+@cache
+def corpus() -> Corpus:
+    return Corpus.load(held_out=True)
 
 
 def stream(name: str, size: int, seed: int, corpus: Corpus, encode: Encode) -> Stream:
@@ -125,5 +130,4 @@ def streams(
     names: Sequence[str] = NAMES,
 ) -> list[Stream]:
     """Workloads at all sizes, from modules that no prior was chosen on."""
-    corpus = Corpus.load(held_out=True)
-    return [stream(name, size, seed, corpus, encode or bpe()) for name in names for size in sizes for seed in seeds]
+    return [stream(name, size, seed, corpus(), encode or bpe()) for name in names for size in sizes for seed in seeds]
