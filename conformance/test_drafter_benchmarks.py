@@ -1,0 +1,155 @@
+"""What looking drafts up costs, beside a plain backward scan: tox run -e micro
+
+The suite runs each of these once, without timing. No test asserts a time. What an index holds is in the JSON of
+``--benchmark-json=FILE``, as ``bytes_a_token`` of the observations.
+"""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from mlx_lm.draft import NgramSimpleStrategy, SuffixStrategy
+from mlx_lm.draft_memory import DEFAULT_TABLE_SIZE, LEARN_SLICE, NgramModStrategy, NgramModTable
+
+LENGTHS = (2_000, 32_000, 128_000)
+TABLES = (DEFAULT_TABLE_SIZE, 2**22)
+VOCAB = 50_000
+# A page of memory, in entries.
+PAGE = 1024
+
+
+class Scan:
+    """The last three tokens, then two, searched for from the end: what an index replaces."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        tokens = self.tokens
+        for n in (3, 2):
+            tail = tokens[-n:]
+            for end in range(len(tokens) - 1, n - 1, -1):
+                if tokens[end - n : end] == tail:
+                    return tokens[end : end + n_max]
+        return []
+
+
+INDEXES: dict[str, Callable[[], Any]] = {"ngram-simple": NgramSimpleStrategy, "suffix": SuffixStrategy}
+MAKERS = {"scan": Scan} | INDEXES
+
+
+@cache
+def text(n: int) -> list[int]:
+    """Half of it new, half of it passages that were said before, with a change in each."""
+    rng = random.Random(n)
+    tokens: list[int] = []
+    while len(tokens) < n:
+        start = rng.randrange(len(tokens) + 1)
+        tokens += [*tokens[start : start + 200], rng.randrange(VOCAB)]
+        tokens += [rng.randrange(VOCAB) for _ in range(200)]
+    return tokens[:n]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("match", [True, False], ids=["match", "miss"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_propose(benchmark: Any, name: str, match: bool, n: int) -> None:
+    """The end of the sequence matches a place in its middle, or no place at all."""
+    benchmark.group = f"propose, {'match' if match else 'miss'}, {n} tokens"
+    strategy, tokens = MAKERS[name](), text(n)
+    strategy.observe(tokens)
+    strategy.observe(tokens[n // 2 : n // 2 + 12] if match else [VOCAB, VOCAB + 1, VOCAB + 2])
+    draft = benchmark(strategy.propose, 8)
+    assert (len(draft) > 0) == match
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("name", INDEXES)
+def test_observe_a_prompt(benchmark: Any, name: str, n: int) -> None:
+    """Divide by the length: the whole prompt is indexed in each round."""
+    benchmark.group = f"observe a prompt, {n} tokens"
+    tokens = text(n)
+    if benchmark.enabled:
+        benchmark.extra_info["bytes_a_token"] = bytes_a_token(INDEXES[name], tokens)
+    benchmark(lambda: INDEXES[name]().observe(tokens))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("name", INDEXES)
+def test_a_cycle(benchmark: Any, name: str, n: int) -> None:
+    """A proposal, its acceptance and one token, at the end of a prompt."""
+    benchmark.group = f"propose, accept, observe, {n} tokens"
+    strategy, tokens = INDEXES[name](), text(n)
+    strategy.observe(tokens)
+    at = iter(range(10**9))
+
+    def cycle() -> None:
+        draft = strategy.propose(8)
+        strategy.accept(0, len(draft))
+        strategy.observe([tokens[next(at) % n]])
+
+    benchmark(cycle)
+
+
+def bytes_a_token(make: Callable[[], Any], tokens: Sequence[int]) -> float:
+    """With the integers, which are new objects as those of ``mx.array.tolist`` are."""
+    digits = [str(token) for token in tokens]
+    tracemalloc.start()
+    strategy = make()
+    # In parts, so that what the caller holds is not counted.
+    for i in range(0, len(digits), 256):
+        strategy.observe([int(digit) for digit in digits[i : i + 256]])
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size / len(tokens)
+
+
+@pytest.mark.parametrize("size", TABLES)
+def test_ngram_mod_drafts_64_tokens(benchmark: Any, size: int) -> None:
+    benchmark.group = "ngram-mod, 64 drafted tokens"
+    strategy = NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB))
+    tokens = text(2000)[:LEARN_SLICE]
+    strategy.observe(tokens)
+    strategy.observe(tokens[600:620])
+    assert len(benchmark(strategy.propose, 64)) == 64
+
+
+@pytest.mark.parametrize("size", TABLES)
+def test_ngram_mod_proposes_nothing(benchmark: Any, size: int) -> None:
+    benchmark.group = "ngram-mod, nothing to draft"
+    strategy = NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB))
+    strategy.observe(list(range(64)))
+    assert len(benchmark(strategy.propose, 64)) == 0
+
+
+@pytest.mark.parametrize("size", TABLES)
+def test_ngram_mod_learns_a_slice(benchmark: Any, size: int) -> None:
+    """A new table is filled: the longest that one call learns."""
+    benchmark.group = f"ngram-mod, {LEARN_SLICE} tokens into a new table"
+    tokens = [i * 7919 % VOCAB for i in range(LEARN_SLICE)]
+
+    def fill() -> None:
+        NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB)).observe(tokens)
+
+    benchmark(fill)
+
+
+@pytest.mark.parametrize("size", TABLES)
+def test_ngram_mod_resets(benchmark: Any, size: int) -> None:
+    """A table all of whose memory is in use."""
+    benchmark.group = "ngram-mod, reset"
+    table = NgramModTable(size=size, vocab_size=VOCAB)
+
+    def touched() -> None:
+        for i in range(0, size, PAGE):
+            table._entries[i] = 1
+
+    benchmark.pedantic(table.reset, setup=touched, rounds=20)
