@@ -27,13 +27,12 @@ from conformance.rivals import RIVALS, Longest, Ngram
 from conformance.simulate import CPU, M4, Row, decode, made, makers, run
 from conformance.streams import NAMES, VOCAB, Request, Stream, streams
 
-SEEDS, SMALL = range(100, 103), (300, 1000)
+SEEDS, SMALL = range(100, 102), (300, 1000)
+# Answers of some 40 tokens: a single draft weighs too much in a few of them.
+MORE_SEEDS = dict.fromkeys(("outline", "quote", "lookup", "tool"), range(100, 112))
 SLOWEST = 0.97
 # How far from the best rival SuffixStrategy may be, of the rival's speed.
 MARGIN = 0.02
-# A quote is over after some 40 tokens. One token matches its first word, and the first place is the instruction, which
-# quotes it: transformers drafts from there, where SuffixStrategy knows nothing yet. Measured: 0.91 of its speed.
-BEHIND = {"quote": 0.12}
 # The most that drafts may cost beyond what they gain, whatever the strategy.
 REGRET = CREDIT + LONG_MATCH_CREDIT
 ADVERSARIES = ("ambiguous", "bait")
@@ -42,13 +41,14 @@ TABLES = {"cpu": CPU, "m4": M4}
 
 @cache
 def recorded(*names: str) -> list[Stream]:
-    return streams(SEEDS, SMALL, names=names or NAMES)
+    return [s for name in names or NAMES for s in streams(MORE_SEEDS.get(name, SEEDS), SMALL, names=[name])]
 
 
 @cache
 def rivals() -> dict[str, dict[str, float]]:
     """The speed of each rival on each workload."""
-    rows = {label: run(make, recorded()) for label, make in RIVALS.items()}
+    others = RIVALS | {"ngram-simple": makers()["ngram-simple"]}
+    rows = {label: run(make, recorded()) for label, make in others.items()}
     return {name: {label: row.by_name[name].speed for label, row in rows.items()} for name in NAMES}
 
 
@@ -57,19 +57,13 @@ def behind(row: Row) -> list[str]:
     found = []
     for name, result in row.by_name.items():
         speed, rival = max((speed, rival) for rival, speed in rivals()[name].items())
-        if result.speed < (1 - BEHIND.get(name, MARGIN)) * speed:
+        if result.speed < (1 - MARGIN) * speed:
             found.append(f"{name}: {result.speed:.3f}, {rival} {speed:.3f}")
     return found
 
 
 def test_no_rival_is_ahead_of_suffix() -> None:
     assert behind(run(makers()["suffix"], recorded())) == []
-
-
-def test_an_allowance_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(BEHIND):
-        monkeypatch.delitem(BEHIND, name)
-    assert [line.split(":")[0] for line in behind(run(makers()["suffix"], recorded()))] == ["quote"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +82,7 @@ def test_a_strategy_that_learns_nothing_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ngram_simple_is_the_most_recent_ngram() -> None:
-    for stream in recorded()[:: len(SMALL) * len(SEEDS)]:
+    for stream in {stream.name: stream for stream in recorded()}.values():
         for request in stream.requests[:1]:
             ours, plain = NgramSimpleStrategy(3), Ngram(3)
             ours.observe(request.prompt)
@@ -149,9 +143,9 @@ def test_a_strategy_that_is_always_wrong_costs_the_credit(costs: str) -> None:
 
 
 def test_drafts_without_a_gate_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each strategy needs the gate on some stream that is made to hurt, or on prose."""
+    """All but suffix, which turns itself down, need the gate on a stream that is made to hurt, or on prose."""
     monkeypatch.setattr(simulate, "Drafter", lambda *args: draft_plan.Drafter(args[0], args[1], args[2], None, args[4]))
-    for make in (makers()["suffix"], makers()["ngram-simple"], RIVALS["transformers"]):
+    for make in (makers()["ngram-simple"], RIVALS["transformers"]):
         assert regrets(make, CPU, recorded(*ADVERSARIES, "prose")) != []
 
 
