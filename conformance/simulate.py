@@ -167,11 +167,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="streams of a workload and a size")
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--words", action="store_true", help="one token a word, not the fixture's tokenizer")
+    labels = list(makers() | RIVALS)
+    parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help=", ".join(labels))
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     recorded = streams(seeds, encode=words() if args.words else bpe())
     options = {"costs": M4 if args.m4 else CPU, "bound": args.bound, "gated": not args.ungated}
-    rows = {label: run(make, recorded, **options) for label, make in (makers(not args.ungated) | RIVALS).items()}
+    compared = makers(not args.ungated) | RIVALS
+    rows = {label: run(compared[label], recorded, **options) for label in args.only}
     for value, title in TITLES.items():
         print(f"{title}\n\n{show(rows, value)}\n")
 
