@@ -10,10 +10,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm import stream_generate
+from mlx_lm.draft import DraftStats
 from mlx_lm.generate import NgramModTable
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.prompts import CODE, PROMPTS
+from conformance.speed import widened
 from conformance.workloads import fenced
 
 
@@ -26,46 +28,29 @@ def plain(model: Any, tokenizer: Any, prompt: list[int]) -> str:
     return "".join(r.text for r in stream_generate(model, tokenizer, prompt, max_tokens=256))
 
 
+def drafted(model: Any, tokenizer: Any, prompt: list[int], **options: Any) -> DraftStats:
+    """What drafting did for an answer that is the plain one."""
+    options = {"sampler": make_sampler(temp=0.0), "disable_adaptive_gate": True} | options
+    responses = list(stream_generate(model, tokenizer, prompt, max_tokens=256, **options))
+    assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
+    stats: DraftStats = responses[-1].draft
+    return stats
+
+
 def test_ngram_simple(fixture: tuple[Any, Any]) -> None:
     model, tokenizer = fixture
-    prompt, text = ids(tokenizer, "rename"), ""
-    for response in stream_generate(
-        model,
-        tokenizer,
-        prompt,
-        max_tokens=256,
-        sampler=make_sampler(temp=0.0),
-        draft_type="ngram-simple",
-        num_draft_tokens=4,
-        ngram_size=3,
-        disable_adaptive_gate=True,
-    ):
-        text += response.text
-    assert text == plain(model, tokenizer, prompt)
-    assert response.draft.accepted > 100
-    assert response.draft.strategy == "NgramSimpleStrategy"
+    prompt = ids(tokenizer, "rename")
+    stats = drafted(model, tokenizer, prompt, draft_type="ngram-simple", num_draft_tokens=4, ngram_size=3)
+    assert stats.accepted > 100
+    assert stats.strategy == "NgramSimpleStrategy"
 
 
 def test_a_table_for_several_prompts(fixture: tuple[Any, Any]) -> None:
     model, tokenizer = fixture
     table, accepted = NgramModTable(n=16), []
+    options = {"draft_type": "ngram-mod", "num_draft_tokens": 6, "ngram_size": 16, "ngram_mod_table": table}
     for name in ("rename", "rename", "json"):
-        prompt, text = ids(tokenizer, name), ""
-        for response in stream_generate(
-            model,
-            tokenizer,
-            prompt,
-            max_tokens=256,
-            sampler=make_sampler(temp=0.0),
-            draft_type="ngram-mod",
-            num_draft_tokens=6,
-            ngram_size=16,
-            ngram_mod_table=table,
-            disable_adaptive_gate=True,
-        ):
-            text += response.text
-        assert text == plain(model, tokenizer, prompt)
-        accepted.append(response.draft.accepted)
+        accepted.append(drafted(model, tokenizer, ids(tokenizer, name), **options).accepted)
     # The second time, the whole answer is in the table.
     assert 0 < accepted[0] < accepted[1]
 
@@ -100,3 +85,13 @@ def test_the_same_seed_gives_the_same_text(fixture: tuple[Any, Any]) -> None:
         responses = stream_generate(model, tokenizer, prompt, max_tokens=128, sampler=sampler, draft_type=draft_type)
         texts.add("".join(r.text for r in responses))
     assert len(texts) == 1
+
+
+def test_the_widened_model_computes_the_same(fixture: tuple[Any, Any]) -> None:
+    """conformance.speed measures the fixture's own text, at another price."""
+    model, tokenizer = fixture
+    tokens = mx.array([ids(tokenizer, "json")])
+    wide, _ = widened(1024, mx.float16)
+    assert mx.array_equal(model(tokens), wide(tokens)).item()
+    wide.model.layers[0].mlp.down_proj.weight += 0.01
+    assert not mx.array_equal(model(tokens), wide(tokens)).item()
