@@ -211,6 +211,9 @@ class CacheMachine(RuleBasedStateMachine):
     def restore(self, data: st.DataObject) -> None:
         snapshot, references, before = data.draw(st.sampled_from(self.world.snapshots))
         restore_prompt_cache(self.world.caches, snapshot)
+        if self.recurrent:
+            # Entries that come back after a split were told nothing since.
+            record_prompt_cache(self.world.caches, self.world.recording)
         self.world.references, self.world.droppable = copy.deepcopy(references), 0
         assert self.probe() == before
 
