@@ -20,6 +20,8 @@ from conformance.series import RELEASES, ROOT, commits, unpack
 
 RECORD = Path(__file__).with_suffix(".json")
 MODELS = "mlx_lm/models/"
+# What every cache has: the series and the suite lean on it, changed by a patch or not.
+CACHE_API = "mlx_lm/models/cache.py:_BaseCache."
 # A class with one of these methods may be a cache, whatever its name is.
 CACHE_METHODS = {"is_trimmable", "update_and_fetch", "make_mask"}
 
@@ -67,7 +69,7 @@ def options(tree: Path) -> set[str]:
         for node in ast.walk(module)
         if isinstance(node, ast.Call) and _name(node.func) == "add_argument"
         for argument in node.args
-        if isinstance(argument, ast.Constant) and str(argument.value).startswith("-")
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str) and argument.value[:1] == "-"
     }
 
 
@@ -150,8 +152,8 @@ def complaints(tree: Path) -> list[str]:
         file, function = name.split(":")
         if name in there and (now := signature(there[name])) not in signatures:
             found.append(
-                f"{function} of {file}, which the series changes, takes {now} and took {signatures[0]}: see that the "
-                "patch still fits, and record it with python -m conformance.surface --record."
+                f"{function} of {file}, which the series builds on, takes {now} and took {signatures[0]}: see that the "
+                "patches still fit, and record it with python -m conformance.surface --record."
             )
     return found
 
@@ -162,7 +164,7 @@ def gone(tree: Path) -> list[str]:
     lost = {
         "the cache classes": [c.split(":")[1] for c in sorted(set(record["caches"]) - caches(tree))],
         "the models": sorted(configured() - models(tree)),
-        "the functions that the series changes": [n.split(":")[1] for n in record["signatures"] if n not in there],
+        "the functions that the series builds on": [n.split(":")[1] for n in record["signatures"] if n not in there],
     }
     return [f"It does not have {what} {', '.join(names)}." for what, names in lost.items() if names]
 
@@ -176,10 +178,11 @@ def record() -> None:
         with tempfile.TemporaryDirectory() as folder:
             ends = ("stock", history[0]), ("patched", history[-1])
             trees = [unpack(commit, Path(folder) / name, release) for name, commit in ends]
+            used = touched(*trees) | {name for name in functions(trees[0]) if name.startswith(CACHE_API)}
             for tree in trees:
                 all_options |= options(tree)
                 there = functions(tree)
-                for name in touched(*trees) & set(there):
+                for name in used & set(there):
                     signatures[name][signature(there[name])] = None
     kept = {name: list(found) for name, found in sorted(signatures.items())}
     found = {"caches": known()["caches"], "options": sorted(all_options), "signatures": kept}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from apply import is_applied
-from checkout import BRANCH, IDENTITY, Stamp, git, head, import_release, lend_default, series_key
+from checkout import BRANCH, IDENTITY, Stamp, check_clone, git, head, import_release, lend_default, series_key
 from pin import ROOT, VENDOR, Refused, Release, alone, fetch, fetch_unpinned, patch_files, releases, temporary
 
 AM = ["am", "--quiet", "--committer-date-is-author-date"]
@@ -58,7 +58,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/port.sh",
         description=__doc__,
-        epilog="exit status: 0 all patches apply, 3 one does not, 1 nothing was tried; docs/porting.md explains the table",
+        epilog="exit status: 0 all patches apply, 3 one does not, 1 nothing was tried; docs/porting.md explains it",
     )
     parser.add_argument("new", metavar="NEW", nargs="?", type=_version, help="a version on the package index")
     parser.add_argument("--source", metavar="DIR", type=Path, help="your own clone of mlx-lm, as of its HEAD")
@@ -125,8 +125,7 @@ def get(version: str, sha256: str | None) -> Release:
 
 def import_clone(source: Path, into: Path) -> tuple[Path, str]:
     """A copy of a clone's HEAD with its history, and where it will be kept."""
-    if not (source / "mlx_lm" / "generate.py").exists() or git(source, "rev-parse", "HEAD", check=False).returncode:
-        raise Refused(f"{source} is not a git clone of mlx-lm.")
+    check_clone(source)
     git(into.parent, "clone", "--quiet", "--no-tags", str(source), str(into))
     git(into, "checkout", "--quiet", "-B", BRANCH)
     for name in ("name", "email"):
