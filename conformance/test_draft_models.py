@@ -12,12 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.draft import DraftStats
 from mlx_lm.draft_generate import ModelDraftStrategy
 from mlx_lm.generate import stream_generate
 
 from conformance.architectures import make_cache
+from conformance.draft_models import drafter_of
 from conformance.faults import nothing
 from conformance.replay import gap, next_turn
 from conformance.speculation import (
@@ -25,7 +25,6 @@ from conformance.speculation import (
     OPTIONS,
     PROMPT,
     VOCAB,
-    Counted,
     Exit,
     allowed,
     at_the_limit,
@@ -44,33 +43,6 @@ pytestmark = pytest.mark.usefixtures("uncompiled")
 
 N, DRAFT = 12, 4
 SECOND_TURN = [7, 9]
-
-
-class Contrary(Counted):
-    """Drafts the token that its model finds least likely."""
-
-    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        return -super().__call__(inputs, cache)
-
-
-@cache
-def drafter_of(name: str) -> Counted:
-    kind, _, family = name.rpartition(" like ")
-    if not kind:
-        return model_of(family)
-    original = model_of(family)
-    if kind == "contrary":
-        return Contrary(original.model)
-    model = deepcopy(original.model)
-    mx.random.seed(1)
-    weights = [
-        (path, value + 0.01 * mx.std(value) * mx.random.normal(value.shape))
-        for path, value in tree_flatten(model.parameters())
-        if mx.issubdtype(value.dtype, mx.floating)
-    ]
-    model.update(tree_unflatten(weights))
-    mx.eval(model.parameters())
-    return Counted(model)
 
 
 # The target and its draft model: one that mostly agrees, one that never does, and strangers with other caches.

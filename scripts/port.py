@@ -219,7 +219,7 @@ def verdict(checkout: Path, rows: list[Row]) -> str:
 def suite(checkout: Path) -> int:
     """The conformance suite, in an environment with this release and the series."""
     print(flush=True)
-    command = [str(ROOT / "scripts" / "check.sh"), "-e", "port"]
+    command = [str(ROOT / "scripts" / "tox.sh"), "-e", "port"]
     return subprocess.run(command, env=os.environ | {"PORT_CHECKOUT": str(checkout)}).returncode
 
 
