@@ -207,7 +207,7 @@ def verdict(checkout: Path, rows: list[Row]) -> str:
     files = f"with conflict markers in {', '.join(marked)}" if marked else f"not applied: {first.where[0]}"
     return "\n".join(
         [
-            f"{where} has the patches up to {first.patch.stem}, and that one {files}.",
+            f"{where} has the patches before {first.patch.stem}, and that one {files}.",
             "Next: mend them there (git diff shows the conflicts), then",
             f"  git -C {where} add --all && git -C {where} am --continue",
             "which goes on with the patches that are left and stops at the next that does not apply.",
