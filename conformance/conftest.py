@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
@@ -12,11 +13,18 @@ import pytest
 from mlx_lm import load
 
 from conformance.demo import FIXTURE
+from conformance.expectations import FOLDER, Plugin
 from conformance.faults import Fault
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    flavour = "patched" if find_spec("mlx_lm.draft") else "stock"
+    release = mlx_lm.__version__.split("+")[0]
+    config.pluginmanager.register(Plugin(FOLDER / f"{release}-{flavour}.txt"), "expectations")
+
+
 def pytest_report_header() -> str:
-    versions = f"mlx-lm {version('mlx-lm')} at {mlx_lm.__file__}, mlx {version('mlx')}"
+    versions = f"mlx-lm {mlx_lm.__version__} at {mlx_lm.__file__}, mlx {version('mlx')}"
     return f"{versions} on {mx.default_device()}"
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.draft import DraftStats
-from mlx_lm.draft_generate import draft_generate_step
 from mlx_lm.generate import generate_step, generation_stream
 
 from conformance.architectures import make_cache
 from conformance.drafters import Scripted
+
+# Stock releases have none, and are measured too.
+if TYPE_CHECKING:
+    from mlx_lm.draft import DraftStats
 
 Step = tuple[int, mx.array]
 DRAFT = 4
@@ -46,6 +48,8 @@ def plain(model: Any, prompt: list[int], n: int, **kwargs: Any) -> Run:
 
 
 def drafted(model: Any, prompt: list[int], n: int, drafter: Scripted, stats: DraftStats | None = None) -> Run:
+    from mlx_lm.draft_generate import draft_generate_step
+
     cache = make_cache(model)
     steps = draft_generate_step(
         mx.array(prompt),

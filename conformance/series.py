@@ -10,30 +10,31 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-DEFAULT = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())["default"]
+PIN = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())
+DEFAULT, RELEASES = PIN["default"], list(PIN["releases"])
 PATCHES = sorted((ROOT / "patches").glob("[0-9]*.patch"))
 
 
-def checkout() -> Path:
-    """The source of the mlx-lm that is installed, or of the default release where none is."""
+def checkout(release: str = "") -> Path:
+    """The source of a release: of the mlx-lm that is installed, or of the default one where none is."""
     try:
-        release = (version("mlx-lm") or DEFAULT).split("+")[0]
+        release = release or (version("mlx-lm") or DEFAULT).split("+")[0]
     except PackageNotFoundError:
         release = DEFAULT
     return ROOT / "vendor" / f"mlx-lm-{release}"
 
 
-def git(*args: str) -> bytes:
-    return subprocess.run(["git", "-C", checkout(), *args], capture_output=True, check=True).stdout
+def git(*args: str, release: str = "") -> bytes:
+    return subprocess.run(["git", "-C", checkout(release), *args], capture_output=True, check=True).stdout
 
 
-def commits() -> list[str]:
+def commits(release: str = "") -> list[str]:
     """The release, then one commit a patch."""
-    return git("rev-list", "--reverse", "HEAD").decode().split()
+    return git("rev-list", "--reverse", "HEAD", release=release).decode().split()
 
 
-def unpack(commit: str, into: Path) -> Path:
+def unpack(commit: str, into: Path, release: str = "") -> Path:
     """Write the files of a commit into a directory."""
-    with tarfile.open(fileobj=io.BytesIO(git("archive", commit))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, release=release))) as archive:
         archive.extractall(into, filter="data")
     return into

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.feeding import leaves
 from conformance.machines import KINDS, CacheMachine, run, small_steps
+from conformance.surface import known
+from conformance.test_batch_machines import BATCHES
 
 __all__ = ["small_steps"]
 
@@ -15,3 +18,14 @@ __all__ = ["small_steps"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_machine(kind: str) -> None:
     run(CacheMachine, kind)
+
+
+def test_every_cache_class_that_is_known_is_run() -> None:
+    """Classes with a sentence in the place of a kind are no caches of a layer."""
+    kinds = {cache: kind for cache, kind in known()["caches"].items() if not kind.endswith(".")}
+    for cache, kind in kinds.items():
+        held = BATCHES[kind].padded(5, [0]) if kind in BATCHES else KINDS[kind](5).caches[0]
+        names = {type(one).__name__ for one in [held, *leaves([held])]}
+        assert cache.rpartition(":")[2] in names, (
+            f'"caches" of conformance/surface.json: "{kind}" does not hold {cache}'
+        )

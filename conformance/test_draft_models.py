@@ -12,20 +12,20 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.draft import DraftStats
-from mlx_lm.draft_generate import ModelDraftStrategy
+from mlx_lm.draft_generate import BlockVerifier, ModelDraftStrategy
 from mlx_lm.generate import stream_generate
 
+from conformance import test_speculation_contracts as contracts
 from conformance.architectures import make_cache
-from conformance.faults import nothing
+from conformance.draft_models import drafter_of
+from conformance.faults import nothing, planted
 from conformance.replay import gap, next_turn
 from conformance.speculation import (
     GENERATE,
     OPTIONS,
     PROMPT,
     VOCAB,
-    Counted,
     Exit,
     allowed,
     at_the_limit,
@@ -44,33 +44,6 @@ pytestmark = pytest.mark.usefixtures("uncompiled")
 
 N, DRAFT = 12, 4
 SECOND_TURN = [7, 9]
-
-
-class Contrary(Counted):
-    """Drafts the token that its model finds least likely."""
-
-    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        return -super().__call__(inputs, cache)
-
-
-@cache
-def drafter_of(name: str) -> Counted:
-    kind, _, family = name.rpartition(" like ")
-    if not kind:
-        return model_of(family)
-    original = model_of(family)
-    if kind == "contrary":
-        return Contrary(original.model)
-    model = deepcopy(original.model)
-    mx.random.seed(1)
-    weights = [
-        (path, value + 0.01 * mx.std(value) * mx.random.normal(value.shape))
-        for path, value in tree_flatten(model.parameters())
-        if mx.issubdtype(value.dtype, mx.floating)
-    ]
-    model.update(tree_unflatten(weights))
-    mx.eval(model.parameters())
-    return Counted(model)
 
 
 # The target and its draft model: one that mostly agrees, one that never does, and strangers with other caches.
@@ -250,6 +223,7 @@ def test_an_end_token(family: str, name: str) -> None:
 
 
 accept, observe = ModelDraftStrategy.accept, ModelDraftStrategy.observe
+step_loop = GENERATE.draft_generate_step
 
 
 def keep_the_draft(strategy: Any, n_accepted: int, n_drafted: int) -> None:
@@ -288,3 +262,31 @@ def test_a_planted_fault_is_found(
         fault = mutant(getattr(owner, method), SPLIT, "pass")
     monkeypatch.setattr(owner, method, fault)
     assert [c for n in WAYS[way] for c in complaints(family, name, way, n)] != []
+
+
+def another_seed(strategy: Any, tokens: list[int]) -> None:
+    mx.eval(mx.random.normal())
+    observe(strategy, tokens)
+
+
+LAST_TOKEN = "history, unseen = prompt, ", "history, unseen = prompt[-1:], "
+
+
+def the_last_token_of_the_prompt_only(*args: Any, **kwargs: Any) -> Any:
+    return mutant(step_loop, *LAST_TOKEN)(*args, **kwargs)
+
+
+def five_tokens_at_most(*args: Any, max_tokens: int, **kwargs: Any) -> Any:
+    return step_loop(*args, max_tokens=5 if max_tokens < 0 else max_tokens, **kwargs)
+
+
+@planted(
+    ("C3 exits", BlockVerifier, "settle", nothing),
+    ("C4 parity", BlockVerifier, "settle", nothing),
+    ("C4 seeds", ModelDraftStrategy, "observe", another_seed),
+    ("C5 processors", GENERATE, "draft_generate_step", the_last_token_of_the_prompt_only),
+    ("no limit", GENERATE, "draft_generate_step", five_tokens_at_most),
+)
+def test_the_contracts_of_speculation_find_it(where: str) -> None:
+    """What test_speculation_contracts.py asks a release, asked with a fault in the loop."""
+    assert contracts.complaints(where, "llama") != []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
+from conformance.review import own_tests, with_and_without
 from conformance.series import PATCHES, ROOT, commits, unpack
 from conformance.trees import run_tests
 
+pytestmark = pytest.mark.patched_source
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Status", "Can be dropped when"]
 
 
@@ -18,13 +19,6 @@ def rows(readme: str) -> dict[str, dict[str, str]]:
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in readme.splitlines() if line[:1] == "|"]
     assert lines[0] == COLUMNS
     return {cells[0]: dict(zip(COLUMNS, cells, strict=True)) for cells in lines[2:]}
-
-
-def test_files(patch: str) -> list[str]:
-    return re.findall(r"^\+\+\+ b/(tests/test_\w+\.py)$", patch, re.MULTILINE)
-
-
-test_files.__test__ = False  # type: ignore[attr-defined]
 
 
 def complaints(patches: dict[str, str], readme: str) -> list[str]:
@@ -37,7 +31,7 @@ def complaints(patches: dict[str, str], readme: str) -> list[str]:
             found.append(f"{name} has no row in patches/README.md")
             continue
         found += [f"{name}: '{column}' is empty" for column in COLUMNS if not row[column]]
-        tests = test_files(patch)
+        tests = own_tests(patch)
         if not tests:
             found.append(f"{name} carries no test")
         found += [f"{name}: {test} is not in its row" for test in tests if test not in row["Tests"]]
@@ -67,22 +61,15 @@ def test_the_lint_finds_each_fault() -> None:
 
 @pytest.mark.parametrize("number", range(1, len(PATCHES) + 1), ids=[path.stem for path in PATCHES])
 def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: Path) -> None:
-    tests = test_files(PATCHES[number - 1].read_text())
-    history = commits()
-    with_patch = unpack(history[number], tmp_path / "with")
-    passed = run_tests(with_patch, *tests)
+    passed, failed = with_and_without(number, tmp_path)
     assert passed.returncode == 0, passed.said[-3000:]
-    without = unpack(history[number - 1], tmp_path / "without")
-    for test in tests:
-        (without / test).write_bytes((with_patch / test).read_bytes())
-    failed = run_tests(without, *tests)
     assert failed.returncode in (1, 2), failed.said[-3000:]
 
 
 def test_later_patches_keep_what_earlier_ones_test(tmp_path: Path) -> None:
-    files = {test for patch in series().values() for test in test_files(patch)}
+    files = {test for patch in series().values() for test in own_tests(patch)}
     # The last patch's own were run as of it.
-    earlier = sorted(files - set(test_files(PATCHES[-1].read_text())))
+    earlier = sorted(files - set(own_tests(PATCHES[-1].read_text())))
     done = run_tests(unpack(commits()[-1], tmp_path), *earlier)
     assert done.returncode == 0, done.said[-3000:]
 

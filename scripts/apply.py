@@ -12,6 +12,7 @@ from checkout import (
     BRANCH,
     Stamp,
     apply_patches,
+    check_clone,
     differences,
     export,
     git,
@@ -106,8 +107,7 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
 def apply_source(args: argparse.Namespace) -> int:
     """Apply in a clone of the user's clone and hand back one branch: no other branch and no file is touched."""
     source = args.source.resolve()
-    if not (source / "mlx_lm" / "generate.py").exists() or git(source, "rev-parse", "HEAD", check=False).returncode:
-        raise Refused(f"{source} is not a git clone of mlx-lm.")
+    check_clone(source)
     if git(source, "status", "--porcelain", "--untracked-files=no").stdout:
         raise Refused(f"{source} has uncommitted changes; commit or stash them first.")
     patches = patch_files(args.until)

@@ -38,6 +38,11 @@ def head(where: Path) -> str:
     return git(where, "rev-parse", "HEAD").stdout.strip()
 
 
+def check_clone(source: Path) -> None:
+    if not (source / "mlx_lm" / "generate.py").exists() or git(source, "rev-parse", "HEAD", check=False).returncode:
+        raise Refused(f"{source} is not a git clone of mlx-lm.")
+
+
 @dataclass(frozen=True)
 class Stamp:
     """What apply made a checkout from, kept inside its .git directory."""

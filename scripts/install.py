@@ -1,4 +1,4 @@
-"""Build the wheel of a patched checkout and install it with the platform's mlx.
+"""Build the wheel of a checkout and install it with the platform's mlx.
 
 python scripts/install.py [--release V] installs what apply.sh made into the environment of that python.
 """
@@ -9,11 +9,13 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
-from checkout import git, head
+from checkout import Stamp, git, head
 from pin import VENDOR, Refused, find_release, make_venv, patch_files, temporary
 
 
@@ -52,15 +54,16 @@ def wheel_path(label: str, commit: str) -> Path:
     return VENDOR / "wheels" / commit[:12] / f"mlx_lm-{label}-py3-none-any.whl"
 
 
-def build_wheel(checkout: Path, label: str) -> Path:
-    """Build what is committed, in a clone, so that the checkout stays as it is. A wheel is built once."""
-    commit = head(checkout)
+def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
+    """Build a commit, the last one or another, in a clone: the checkout stays as it is. A wheel is built once."""
+    commit = commit or head(checkout)
     wheel = wheel_path(label, commit)
     if wheel.exists():
         return wheel
     print(f"building {wheel.name}", flush=True)
     with temporary("build") as scratch:
         git(scratch, "clone", "--quiet", "--shared", str(checkout), str(scratch / "source"))
+        git(scratch / "source", "checkout", "--quiet", "--detach", commit)
         make_venv(scratch / "venv")
         pip = quiet_pip(scratch / "venv" / "bin" / "python")
         version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
@@ -87,15 +90,54 @@ def install(venv: Path, wheel: Path, label: str, commit: str) -> None:
     _stamp(venv).write_text(json.dumps(wanted, indent=2) + "\n")
 
 
+def lowest_mlx(wheel: Path) -> str:
+    """The oldest mlx that a wheel says it runs with."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        bounds = re.findall(r"^Requires-Dist: mlx(?:\[.*\])?>=([\d.]+)", archive.read(name).decode(), re.MULTILINE)
+    if len(set(bounds)) != 1:
+        raise Refused(f"{wheel.name} names no one oldest mlx: {', '.join(bounds) or 'none'}.")
+    return str(bounds[0])
+
+
+def use_lowest_mlx(python: Path, wheel: Path) -> None:
+    """Put the oldest mlx in the place of the newest."""
+    run(*quiet_pip(python), "install", f"mlx{mlx_extra()}=={lowest_mlx(wheel)}")
+
+
+def source(args: argparse.Namespace) -> tuple[Path, str, str]:
+    """The checkout, the commit of it and the version that is to be installed."""
+    if args.checkout:
+        stamp = Stamp.read(args.checkout)
+        if stamp is None:
+            raise Refused(f"{args.checkout} was not made by scripts/port.sh or scripts/apply.sh.")
+        n_patches = len(git(args.checkout, "rev-list", f"{stamp.base}..HEAD").stdout.split())
+        # A clone's directory has a commit in the place of the version.
+        version = re.fullmatch(r"mlx-lm-(\d+\..*)", args.checkout.name)
+        return args.checkout, head(args.checkout), f"{version[1] if version else 0}+lookup.{n_patches}"
+    pinned = find_release(args.release)
+    stamp = Stamp.read(pinned.checkout)
+    if stamp is None:
+        raise Refused(f"{pinned.checkout} is not there; run scripts/apply.sh --release {pinned.version} first.")
+    if args.stock:
+        return pinned.checkout, stamp.base, pinned.version
+    return pinned.checkout, head(pinned.checkout), f"{pinned.version}+lookup.{len(patch_files())}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--release", help="a release of vendor/releases.toml (default: the one it names)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--release", help="a release of vendor/releases.toml (default: the one it names)")
+    what.add_argument("--checkout", type=Path, help="what scripts/port.sh made")
+    parser.add_argument("--stock", action="store_true", help="the release as it is, without the series")
+    parser.add_argument("--lowest-mlx", action="store_true", help="with the oldest mlx that the release allows")
+    args = parser.parse_args()
     try:
-        release = find_release(parser.parse_args().release)
-        label = f"{release.version}+lookup.{len(patch_files())}"
-        if not release.checkout.exists():
-            raise Refused(f"{release.checkout} is not there; run scripts/apply.sh --release {release.version} first.")
-        pip_install(Path(sys.executable), build_wheel(release.checkout, label), label)
+        checkout, commit, label = source(args)
+        wheel = build_wheel(checkout, label, commit)
+        pip_install(Path(sys.executable), wheel, label)
+        if args.lowest_mlx:
+            use_lowest_mlx(Path(sys.executable), wheel)
     except Refused as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 1

@@ -73,12 +73,25 @@ def fetch(release: Release) -> None:
                 "If the file is damaged, delete it and run this again."
             )
         return
+    _download(release)
+
+
+def fetch_unpinned(version: str) -> Release:
+    """The sdist of a release that vendor/releases.toml does not have, with the hash that it has now."""
+    unknown = Release(version, "")
+    if not unknown.sdist.exists():
+        _download(unknown)
+    return Release(version, hashlib.sha256(unknown.sdist.read_bytes()).hexdigest())
+
+
+def _download(release: Release) -> None:
     print(f"downloading mlx-lm {release.version}", flush=True)
     with temporary("fetch") as scratch:
         wanted = scratch / "requirements.txt"
-        wanted.write_text(f"mlx-lm=={release.version} --hash=sha256:{release.sha256}\n")
-        options = ["--require-hashes", "--no-deps", "--no-binary", "mlx-lm", "--disable-pip-version-check"]
-        pip = [*pip_command(scratch), "download", *options]
+        options = ["--no-deps", "--no-binary", "mlx-lm", "--disable-pip-version-check"]
+        pinned = f" --hash=sha256:{release.sha256}" if release.sha256 else ""
+        wanted.write_text(f"mlx-lm=={release.version}{pinned}\n")
+        pip = [*pip_command(scratch), "download", *options, *(["--require-hashes"] if pinned else [])]
         done = subprocess.run([*pip, "-d", scratch, "-r", wanted], capture_output=True, text=True)
         if done.returncode != 0:
             raise Refused(_download_failed(release, done.stderr))
@@ -90,6 +103,8 @@ def _download_failed(release: Release, stderr: str) -> str:
     what = f"the sdist of mlx-lm {release.version}"
     if "DO NOT MATCH THE HASHES" in stderr:
         return f"{what} on the package index does not have the sha256 of vendor/releases.toml. Nothing was changed."
+    if "No matching distribution" in stderr and "(from versions:" in stderr and "(from versions: none)" not in stderr:
+        return f"{what} is not on the package index. Nothing was changed."
     lines = [line for line in stderr.splitlines() if line.startswith("ERROR")] or stderr.splitlines()[-1:]
     return f"{what} could not be downloaded; is the network there? Nothing was changed. pip says: {' '.join(lines[:1])}"
 

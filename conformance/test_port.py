@@ -1,0 +1,97 @@
+"""scripts/port.sh on trees that differ from the pinned one in a known way: pytest conformance/test_port.py"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conformance.series import ROOT
+from conformance.test_scripts import Clone, clone, git
+
+__all__ = ["clone"]
+
+pytestmark = pytest.mark.repository
+
+
+@pytest.fixture
+def source(clone: Clone, tmp_path: Path) -> Path:
+    """Somebody's clone of the stock release."""
+    shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
+    clone.apply("--until", "0")
+    source = tmp_path / "source"
+    git(tmp_path, "clone", "--quiet", str(clone.checkout), str(source))
+    return source
+
+
+def edit(source: Path, file: str, old: str, new: str) -> None:
+    text = (source / file).read_text()
+    assert old in text
+    (source / file).write_text(text.replace(old, new, 1))
+    git(source, "commit", "--quiet", "--all", "--message", "another release")
+
+
+def port(clone: Clone, source: Path) -> tuple[int, str, dict[str, str], Path]:
+    """The exit status, what was printed, the table and the checkout."""
+    done = clone.run("port.sh", "--source", str(source))
+    table = dict(re.findall(r"^(\d{4})-\S+ +(clean|merged|conflict|already upstream) ", done.stdout, re.MULTILINE))
+    assert len(table) == len(clone.patches()), done.stdout + done.stderr
+    return (
+        done.returncode,
+        done.stdout,
+        table,
+        clone.root / "vendor" / f"mlx-lm-{git(source, 'rev-parse', 'HEAD')[:12]}",
+    )
+
+
+def test_a_release_that_is_the_same_is_clean(clone: Clone, source: Path) -> None:
+    code, said, table, checkout = port(clone, source)
+    assert (code, set(table.values())) == (0, {"clean"}), said
+    assert "All patches apply" in said
+    assert (checkout / "mlx_lm" / "draft.py").exists()
+    assert git(source, "status", "--porcelain") == ""
+
+
+def test_each_word_of_the_table(clone: Clone, source: Path) -> None:
+    """Patch 1 is in the release, patch 2 conflicts with it, patch 4 has to be merged."""
+    git(source, "am", "--quiet", str(sorted((clone.root / "patches").glob("0001*"))[0]))
+    patch = sorted((clone.root / "patches").glob("0002*"))[0].read_text()
+    removed = next(line[1:] for line in patch.splitlines() if re.match(r"-\s+\w", line))
+    edit(source, "mlx_lm/models/cache.py", removed, f"{removed}  # another release has this line too")
+    (source / "mlx_lm" / "models" / "paged.py").write_text("class PagedCache:\n    pass\n")
+    git(source, "add", "--all")
+    git(source, "commit", "--quiet", "--message", "a cache")
+    code, said, table, checkout = port(clone, source)
+    assert code == 3, said
+    assert table["0001"] == "already upstream"
+    assert table["0002"] == "conflict"
+    assert "mlx_lm/models/cache.py (1 hunk)" in said
+    assert "conflict" not in [table[name] for name in table if name > "0002"]
+    assert "mlx_lm/models/paged.py has the cache class PagedCache" in said
+    assert "another release has this line too" in (checkout / "mlx_lm" / "models" / "cache.py").read_text()
+    goes_on(clone, source, checkout, said)
+
+
+def goes_on(clone: Clone, source: Path, checkout: Path, said: str) -> None:
+    """The markers are where they are said to be, no second run destroys them, and the printed command goes on."""
+    cache = checkout / "mlx_lm" / "models" / "cache.py"
+    assert git(checkout, "diff", "--name-only", "--diff-filter=U") == "mlx_lm/models/cache.py"
+    assert "with conflict markers in mlx_lm/models/cache.py" in said
+    assert "under way" in clone.run("port.sh", "--source", str(source)).stderr
+    settled = re.sub(r"^<{7}.*?^={7}\n(.*?)^>{7}.*?\n", r"\1", cache.read_text(), flags=re.MULTILINE | re.DOTALL)
+    cache.write_text(settled)
+    assert re.search(rf"git -C \S*{checkout.name}\S* add --all && git -C \S*{checkout.name}\S* am --continue\n", said)
+    git(checkout, "add", "--all")
+    git(checkout, "am", "--continue")
+    # All but the one that the release has.
+    done = git(checkout, "log", "--format=%s", f"{git(source, 'rev-parse', 'HEAD')}..")
+    assert len(done.splitlines()) == len(clone.patches()) - 1
+
+
+def test_a_version_that_is_not_there(clone: Clone) -> None:
+    assert "is not on the package index" in clone.refused("port.sh", "0.0.99")
+    assert "the network" in clone.refused("port.sh", "0.0.99", PIP_NO_INDEX="1")
+    assert clone.run("port.sh", "../x").returncode == 2
+    assert clone.run("port.sh").returncode == 2

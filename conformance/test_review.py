@@ -1,0 +1,96 @@
+"""The review of a patch names what is wrong with it: pytest conformance/test_review.py"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance import review, series
+from conformance.test_scripts import git
+
+# About this repository, whatever mlx-lm is installed.
+pytestmark = pytest.mark.repository
+
+STOCK = {
+    "mlx_lm/__init__.py": "",
+    "mlx_lm/generate.py": "def step(prompt, n=1):\n    return n\n\ndef _hidden():\n    pass\n\nclass Old:\n    pass\n",
+    "tests/test_generate.py": "from mlx_lm.generate import step\n\ndef test_step():\n    assert step([]) == 1\n",
+}
+NEW_GENERATE = (
+    "def step(prompt, n=1, k=0):\n    return n + k\n\n\nclass Draft:\n    def __init__(self, k):\n        pass\n"
+)
+TEST = "from mlx_lm import generate\n\ndef test_draft():\n    assert "
+GOOD = {"mlx_lm/generate.py": NEW_GENERATE, "tests/test_draft.py": f"{TEST}generate.Draft(1)\n"}
+
+
+class Patch:
+    """A series of one patch, on a package of two files."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]) -> None:
+        checkout = folder / "mlx-lm-0.1"
+        checkout.mkdir()
+        git(checkout, "init", "--quiet")
+        for message, files in (("release", STOCK), ("patch", changes)):
+            for name, text in files.items():
+                (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+                (checkout / name).write_text(text)
+            git(checkout, "add", "--all")
+            git(checkout, "commit", "--quiet", "--message", message)
+        patch = git(checkout, "format-patch", "-1", "--output-directory", str(folder))
+        monkeypatch.setattr(series, "checkout", lambda release="": checkout)
+        monkeypatch.setattr(review, "checkout", lambda: checkout)
+        monkeypatch.setattr(review, "PATCHES", [Path(patch)])
+        # The build is tested once.
+        monkeypatch.setattr(review, "build", lambda *_: None)
+
+    def report(self) -> review.Report:
+        return review.review(1)
+
+
+@pytest.fixture
+def tmp(tmp_path: Path) -> Path:
+    return tmp_path.resolve()
+
+
+def test_a_good_patch(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Patch(tmp, monkeypatch, GOOD).report()
+    said = "\n".join(report.lines)
+    assert report.faults == []
+    for part in (
+        "of that +4 -0 in tests",
+        "added    mlx_lm/generate.py:Draft(self, k)",
+        "removed  mlx_lm/generate.py:Old",
+        "changed  mlx_lm/generate.py:step(prompt, n=1, k=0), was (prompt, n=1)",
+        "with it: 1 passed",
+        "without it 1 pass, 0 fail; with it 1, 0",
+    ):
+        assert part in said, said
+    assert "_hidden" not in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"tests/test_draft.py": f"{TEST}generate.step([]) == 1\n"}, "its tests pass without it"),
+        ({"tests/test_draft.py": f"{TEST}generate.Draft(1) is None\n"}, "its tests fail with it"),
+        (
+            {"mlx_lm/generate.py": NEW_GENERATE.replace("n + k", "k")},
+            "test_generate.py::test_step fails with it",
+        ),
+    ],
+    ids=["a test that passes without", "a test that fails with", "a test of upstream's that fails"],
+)
+def test_a_fault_is_named(tmp: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], fault: str) -> None:
+    report = Patch(tmp, monkeypatch, GOOD | changes).report()
+    assert report.faults == [fault]
+
+
+def test_a_tree_that_does_not_build(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(review, "checkout", lambda: Path("mlx-lm-0.1"))
+    (tmp / "pyproject.toml").write_text(
+        "[build-system]\nrequires = []\nbuild-backend = 'missing'\nbackend-path = ['.']\n"
+    )
+    report = review.Report()
+    review.build(report, tmp, 1)
+    assert report.faults == ["the tree as of this patch does not build"]

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+set -euo pipefail
+usage() {
+  cat <<'EOF'
+usage: scripts/review.sh [-h] N | --all
+
+For patch N of the series: its size and files, the public names that it adds, removes and changes, and whether
+  the series up to it builds a wheel,
+  its own tests pass with it and fail without it,
+  the tests of mlx-lm's own that import what it changes fail nothing more than without it.
+
+  scripts/review.sh 6          one patch: a minute or two
+  scripts/review.sh --all      every patch
+EOF
+}
+case "${1-}" in -h | --help | "") usage; exit 0 ;; esac
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+"$here/apply.sh" --no-install >&2
+exec "$here/tox.sh" -e review -- "$@"

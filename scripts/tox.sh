@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Runs tox with these arguments, from a venv of its own: scripts/tox.sh -e stock
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/python.sh
+. "$here/python.sh"
+cd -- "$here/.."
+if [ ! -x .venv-tox/bin/tox ]; then
+  "$PYTHON" -m venv .venv-tox
+  .venv-tox/bin/python -m pip install --quiet --disable-pip-version-check "tox>=4.22"
+fi
+exec .venv-tox/bin/python -m tox run "$@"
