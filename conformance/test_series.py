@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from conformance.series import PATCHES, ROOT, commits, unpack
 from conformance.trees import run_tests
 
 pytestmark = pytest.mark.patched_source
+# More of them, and one series no longer serves all releases.
+MAX_VARIANTS = 4
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Status", "Can be dropped when"]
 
 
@@ -44,6 +47,35 @@ def series() -> dict[str, str]:
 
 def test_every_patch_has_a_row_a_reason_and_a_test() -> None:
     assert complaints(series(), (ROOT / "patches" / "README.md").read_text()) == []
+
+
+def subject(patch: str) -> str:
+    return patch.split("\nSubject: ", 1)[1].split("\ndiff --git ", 1)[0]
+
+
+def wrong_variants(variants: dict[str, dict[str, str]], patches: dict[str, str]) -> list[str]:
+    """Patches that a release has in another form, if they are too many or none of the series."""
+    found = [f"{release} has {len(own)} variants" for release, own in variants.items() if len(own) > MAX_VARIANTS]
+    for release, own in variants.items():
+        for name, patch in own.items():
+            if name not in patches:
+                found.append(f"{release}/{name} is a variant of no patch")
+            elif subject(patch) != subject(patches[name]):
+                found.append(f"{release}/{name} says something else than its patch")
+    return found
+
+
+def test_variants_are_few_and_of_patches() -> None:
+    folders = [path for path in (ROOT / "patches").iterdir() if path.is_dir()]
+    variants = {folder.name: {path.stem: path.read_text() for path in folder.iterdir()} for folder in folders}
+    known = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())["releases"]
+    assert set(variants) <= set(known)
+    assert wrong_variants(variants, series()) == []
+    name, patch = next(iter(series().items()))
+    assert wrong_variants({"1": {"0000-none": patch}}, series()) == ["1/0000-none is a variant of no patch"]
+    other = patch.replace("\nSubject: ", "\nSubject: Not ")
+    assert wrong_variants({"1": {name: other}}, series()) == [f"1/{name} says something else than its patch"]
+    assert wrong_variants({"1": series()}, series()) == [f"1 has {len(PATCHES)} variants"]
 
 
 def test_the_lint_finds_each_fault() -> None:

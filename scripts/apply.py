@@ -49,7 +49,7 @@ def parse_args() -> argparse.Namespace:
 
 def apply_release(args: argparse.Namespace) -> int:
     release = find_release(args.release)
-    patches = patch_files(args.until)
+    patches = patch_files(args.until, release.version)
     key = series_key(release.sha256, patches)
     checkout = release.checkout
     done = is_applied(checkout, key)
@@ -96,7 +96,7 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
         fresh = scratch / "fresh"
         base = import_release(release, fresh)
         if release != find_release(None):
-            lend_default(fresh, patches, scratch)
+            lend_default(fresh, patch_files(len(patches)), scratch)
         apply_patches(fresh, patches, f"mlx-lm {release.version}")
         Stamp(key, base, head(fresh)).write(fresh)
         if release.checkout.exists():

@@ -55,9 +55,11 @@ def find_release(version: str | None) -> Release:
     return known[version]
 
 
-def patch_files(until: int | None = None) -> list[Path]:
-    """The first ``until`` patches in order, or all."""
+def patch_files(until: int | None = None, version: str = "") -> list[Path]:
+    """The first ``until`` patches in order, or all; of a patch that a release needs in another form, that one."""
     files = sorted(PATCHES.glob("[0-9]*.patch"))
+    variants = {path.name: path for path in (PATCHES / version).glob("[0-9]*.patch")} if version else {}
+    files = [variants.get(path.name, path) for path in files]
     if until is not None and not 0 <= until <= len(files):
         raise Refused(f"--until {until}: patches/ has {len(files)} patches.")
     return files[:until]
