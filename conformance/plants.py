@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
-from mlx_lm import draft_generate
 from mlx_lm.draft_generate import BlockVerifier
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
@@ -75,11 +73,10 @@ def rewind_and_clear_a_row(cache: KVCache, n: int) -> None:
     cache.values[..., cache.offset - 1, :] = 0
 
 
-def rewind_the_wrong_end(cache: RotatingKVCache, n: int) -> None:
-    """The oldest rows go, not the rejected ones."""
+def rewind_out_of_step(cache: RotatingKVCache, n: int) -> None:
+    """Each key gets the value of another token."""
     rotating_rewind(cache, n)
-    if n and cache._idx == cache.keys.shape[2]:
-        cache.keys, cache.values = (mx.roll(x, 1, axis=2) for x in (cache.keys, cache.values))
+    cache.values = mx.roll(cache.values, int(n > 0), axis=2)
 
 
 def rewind_without_the_index(cache: RotatingKVCache, n: int) -> None:
@@ -116,11 +113,7 @@ def nothing_is_settled(verifier: BlockVerifier, n_accepted: int) -> None:
     settle(verifier, verifier._n_draft)
 
 
-def record_nothing(cache: list[Any], on: bool) -> None:
-    pass
-
-
-# By the kind of cache: the class or module whose name is replaced, and what with.
+# By the kind of cache: the class whose method is replaced, the method, and what with.
 FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "kv": [
         (KVCache, "rewind", rewind_one_short),
@@ -132,7 +125,7 @@ FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     ],
     "window": [
         (RotatingKVCache, "rewind", rewind_without_the_index),
-        (RotatingKVCache, "rewind", rewind_the_wrong_end),
+        (RotatingKVCache, "rewind", rewind_out_of_step),
         (RotatingKVCache, "rewind", keep_the_rejected_rows),
         (BlockVerifier, "settle", one_rejected_token_stays),
     ],
@@ -143,9 +136,3 @@ FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
         (BlockVerifier, "settle", nothing_is_settled),
     ],
 }
-
-
-@contextmanager
-def planted_fault(owner: Any, name: str, fault: Callable[..., Any]) -> Iterator[None]:
-    with patch.object(owner, name, fault):
-        yield

@@ -18,7 +18,7 @@ TIMES = 4
 # The share of the rows of clean replays that are not above the noise. A few are: routers of experts have ties too.
 SHARE = 0.9
 # How many rows that are far off are looked at again, and the clean histories that are made up for each.
-SUSPECTS, HISTORIES = 12, 8
+SUSPECTS, HISTORIES = 12, 4
 # Tokens of a restored block that are fed again.
 MAX_FED_AGAIN = 16
 # A lead from which on two candidates are no tie to a reader, whatever the noise: one is e times as likely.
@@ -110,12 +110,15 @@ def judge(model: Any, task: Task, run: Run, plain: Run, floor: float = 0.0) -> V
         floor: How far the rows of plain runs are from each other.
     """
     single = plain if plain.tokens == run.tokens else replay(model, task, run.tokens, ())
+    found = [*faults_of_offsets(task, run, single), *faults_of_choice(run)]
+    if found:
+        # No noise explains these.
+        position, why = min(found)
+        return Verdict(FAULT, False, floor, {}, math.inf, position=position, why=why)
     clean = clean_replays(model, task, run, single, floor)
     bits = not any(gaps(rows_of(run), rows_of(single)))
+    found += faults_of_rows(model, task, run, clean)
     verdict = Verdict(EXACT, bits, clean.noise, clean.noise_of, 0.0)
-    found = [*faults_of_offsets(task, run, single), *faults_of_choice(run)]
-    if not found:
-        found += faults_of_rows(model, task, run, clean)
     verdict.ratio = max((in_noises(clean, i) for i in range(len(clean.distances))), default=0.0)
     best = best_of(single.rows)
     verdict.near_ties = [divergence(i, best[i], run, clean) for i, token in enumerate(run.tokens) if token != best[i]]
