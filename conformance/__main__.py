@@ -10,13 +10,24 @@ import argparse
 import importlib
 import json
 import sys
+import traceback
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
 COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "compare blocks with single tokens"}
+
+
+# The tool did not get to an answer; 0, 1 and 2 are answers.
+FAILED = 3
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(FAILED, f"{self.prog}: {message}\n")
 
 
 def number_or_auto(text: str) -> float | str:
@@ -29,7 +40,7 @@ def length_or_auto(text: str) -> int | str:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__, formatter_class=form)
+    parser = Parser(prog="python -m conformance", description=__doc__, formatter_class=form)
     commands = parser.add_subparsers(dest="command", required=True)
     added = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
     for one in added.values():
@@ -58,14 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
     if args.device is not None:
         if not mx.is_available(getattr(mx, args.device)):
             print(f"This mlx has no {args.device}: leave --device out.", file=sys.stderr)
-            return 3
+            return FAILED
         # mlx_lm makes its stream for the default device when it is imported: nothing imports it before this.
         mx.set_default_device(getattr(mx, args.device))
     try:
         command = importlib.import_module(f"conformance.{args.command}")
     except ImportError as error:
         print(f"This mlx-lm has no prompt lookup ({error}): scripts/apply.sh installs one that has.", file=sys.stderr)
-        return 3
+        return FAILED
     import mlx_lm
 
     say(f"loading {args.model}")
@@ -80,4 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+    except Exception:
+        traceback.print_exc()
+        code = FAILED
+    sys.exit(code)

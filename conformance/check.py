@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from mlx_lm.draft_plan import block_costs
@@ -17,11 +18,13 @@ from mlx_lm.draft_plan import block_costs
 from conformance.check_prompts import built_in, encode, from_file
 from conformance.decoding import Drafting, Run, Task, drafted, gaps, plain, rows_of
 from conformance.drafters import Scripted
-from conformance.verdicts import EXACT, FAULT, NEAR_TIE, Verdict, judge
+from conformance.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, judge
 
 RUNS = 3
 # The longest draft of the run whose drafts are wrong on purpose.
 SCRIPTED = 4
+# Near ties of a run that are printed; the JSON file has all of them.
+SHOWN = 5
 EXITS = {EXACT: 0, NEAR_TIE: 1, FAULT: 2}
 Say = Callable[[str], None]
 
@@ -107,7 +110,9 @@ def examine(model: Any, name: str, task: Task, drafting: Drafting, say: Say) -> 
     known: list[tuple[Run, Verdict]] = []
     for what, run in drafted_runs(model, task, drafting, base.first.tokens, say):
         say(f"{what}: clean replays")
-        same = [verdict for one, verdict in known if one.tokens == run.tokens and not any(gaps(rows_of(one), rows_of(run)))]
+        same = [
+            verdict for one, verdict in known if one.tokens == run.tokens and not any(gaps(rows_of(one), rows_of(run)))
+        ]
         verdict = same[0] if same else judge(model, task, run, base.first, base.floor)
         report.verdicts[what] = verdict
         if what == "every depth":
@@ -144,12 +149,15 @@ def lines_of(report: Report, decode: Callable[[int], str]) -> Iterator[str]:
         yield f"  verdict   {whats}: {said(verdict)}"
         if verdict.kind == FAULT:
             yield f"    FAULT at token {verdict.position}: {verdict.why}"
-        for tie in verdict.near_ties[:5] if verdict.kind == NEAR_TIE else []:
-            yield (
-                f"    near tie at token {tie.position}, a block of {tie.block}: {decode(tie.single)!r} ({tie.single}) leads by "
-                f"{tie.single_lead:.3g} in single steps, {decode(tie.drafted)!r} ({tie.drafted}) by {tie.drafted_lead:.3g} in "
-                f"the block; noise {tie.noise:.2g}" + (" (so much noise is no rounding: see probe)" if tie.clear else "")
-            )
+        if verdict.kind == NEAR_TIE:
+            yield from (of_tie(tie, decode) for tie in verdict.near_ties[:SHOWN])
+
+
+def of_tie(tie: Divergence, decode: Callable[[int], str]) -> str:
+    single = f"{decode(tie.single)!r} ({tie.single}) leads by {tie.single_lead:.3g} in single steps"
+    drafted = f"{decode(tie.drafted)!r} ({tie.drafted}) by {tie.drafted_lead:.3g} in a block of {tie.block}"
+    note = " (so much noise is no rounding: see probe)" if tie.clear else ""
+    return f"    near tie at token {tie.position}: {single}, {drafted}; noise {tie.noise:.2g}{note}"
 
 
 def because(report: Report) -> str:
@@ -187,8 +195,8 @@ FAULT: a state or a choice is wrong, which rounding does not explain. Do not use
 the file that --json writes, the model and its revision, and the versions above.""",
 }
 UNSTEADY = """\
-not deterministic: plain decoding does not repeat itself here, with nothing drafted. Drafting cannot be exact where there
-is no one text to be equal to; the verdicts above compare with clean replays all the same."""
+not deterministic: plain decoding does not repeat itself here, with nothing drafted. Drafting cannot be exact where
+there is no one text to be equal to; the verdicts above compare with clean replays all the same."""
 
 
 def exit_code(reports: list[Report]) -> int:
@@ -210,6 +218,10 @@ def as_json(report: Report) -> dict[str, Any]:
     return {**found, "verdict": report.kind}
 
 
+def say_of(say: Say, step: str, what: str) -> None:
+    say(step + what)
+
+
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
     """Examine every prompt, print what was found, and return it."""
     prompts = from_file(args.prompts) if args.prompts else built_in()
@@ -222,7 +234,7 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
     for number, (name, messages) in enumerate(prompts.items(), 1):
         task = Task(encode(tokenizer, messages), args.max_tokens, frozenset(tokenizer.eos_token_ids))
         step = f"{number}/{len(prompts)} {name}: "
-        reports.append(examine(model, name, task, drafting, lambda what, step=step: say(step + what)))
+        reports.append(examine(model, name, task, drafting, partial(say_of, say, step)))
         say("")
         print("\n".join(lines_of(reports[-1], lambda token: str(tokenizer.decode([token])))), flush=True)
     print()

@@ -13,7 +13,9 @@ from conformance.workloads import RECORD_CHARS, Message, chat, fenced, record_li
 LENGTHS = {"short": 600, "long": 2400}
 SUBJECTS = "The parser|A reader|The first call|Each worker|The server|A lock|The second pass|The table".split("|")
 VERBS = "returns|keeps|skips|counts|checks|writes|moves|opens".split("|")
-OBJECTS = "the last line|a list of names|every open file|the size of the text|one key at a time|the old value".split("|")
+OBJECTS = "the last line|a list of names|every open file|the size of the text|one key at a time|the old value".split(
+    "|"
+)
 ENDS = "before it stops|when the input is empty|unless a mode is set|after the next call|in the same order".split("|")
 FUNCTION = '''\
 def {name}(self, {old}, limit={number}):

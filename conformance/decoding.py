@@ -98,7 +98,7 @@ class Run:
     owners: list[Block] = field(default_factory=list)
     # For each draft, how many of its tokens were right, and how many there were.
     drafts: list[tuple[int, int]] = field(default_factory=list)
-    stats: DraftStats | None = None
+    stats: Any = field(default_factory=DraftStats)
 
     @property
     def lengths(self) -> list[int]:
@@ -226,7 +226,8 @@ def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Itera
     Yields the cache and the rows so far, before and after each block. None for the tokens stops at the last one of the
     prompt.
     """
-    cache, prompt, rows = make_prompt_cache(model), list(task.prompt), []
+    cache, prompt = make_prompt_cache(model), list(task.prompt)
+    rows: list[mx.array] = []
     for start in range(0, len(prompt) - 1, PREFILL):
         model(mx.array(prompt[start : min(start + PREFILL, len(prompt) - 1)])[None], cache=cache)
         mx.eval([c.state for c in cache])
@@ -252,7 +253,5 @@ def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int]) 
 
 def state_after(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> list[Any]:
     """A clean cache that holds the prompt and tokens; with None, the prompt but its last token."""
-    cache: list[Any] = []
-    for cache, _ in in_blocks(model, task, tokens, split):
-        pass
-    return cache
+    *_, (cache, _) = in_blocks(model, task, tokens, split)
+    return list(cache)

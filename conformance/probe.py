@@ -86,7 +86,9 @@ def share(a: mx.array, b: mx.array) -> float:
     return float((mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-30)).item())
 
 
-def feed(model: Any, context: Sequence[int], tokens: Sequence[int], length: int, recorder: Recorder | None) -> list[Any]:
+def feed(
+    model: Any, context: Sequence[int], tokens: Sequence[int], length: int, recorder: Recorder | None
+) -> list[Any]:
     """The log probabilities of tokens that are fed in blocks of one length after a context."""
     layers, rows = make_prompt_cache(model), []
     mx.eval(model(mx.array([list(context)]), cache=layers))
@@ -122,7 +124,9 @@ def measure(model: Any, tokens: Sequence[int], lengths: Sequence[int], say: Say)
             row = rows[length]
             got = feed(model, before, fed, length, None)
             row.noise = max([row.noise, *gaps(got, single)])
-            row.changed += sum(int(mx.argmax(a).item() != mx.argmax(b).item()) for a, b in zip(got, single, strict=True))
+            row.changed += sum(
+                int(mx.argmax(a).item() != mx.argmax(b).item()) for a, b in zip(got, single, strict=True)
+            )
             if recorder is not None:
                 row.layers = by_layer(model, before, fed, length, recorder, single, row.layers)
     return list(rows.values())

@@ -70,7 +70,8 @@ def test_the_faults_are_many() -> None:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_a_near_tie_is_no_fault(family: str) -> None:
-    found, seed = [], 0
+    found: list[Verdict] = []
+    seed = 0
     while sum(len(one.near_ties) for one in found) < LEAST:
         found += [verdict(family, off, seed) for off in ROUGH.values()]
         seed += 1

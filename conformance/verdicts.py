@@ -11,7 +11,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from conformance.decoding import Block, Run, Task, best_of, gaps, log_probabilities, next_turn, replay, rows_of, state_after
+from conformance.decoding import (
+    Block,
+    Run,
+    Task,
+    best_of,
+    gaps,
+    log_probabilities,
+    next_turn,
+    replay,
+    rows_of,
+    state_after,
+)
 
 # How many times the noise a right state may be off: docs/verdicts.md says why.
 TIMES = 4
