@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +20,7 @@ from conformance import check, probe
 from conformance.__main__ import main
 from conformance.check_prompts import built_in, encode, from_file
 from conformance.demo import FIXTURE
+from conformance.layers import tapped
 from conformance.plants import OfAnotherKernel, rewind_and_swap_the_last_rows, rewind_one_short
 from conformance.workloads import RECORD_CHARS
 
@@ -49,11 +52,17 @@ class WithoutLayers:
 
 
 class OneLayerOff(OfAnotherKernel):
-    """Off in the third layer only, wherever a block is fed."""
+    """Off inside the third layer only, wherever a block is fed."""
 
-    def tap(self, layer: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = call(layer, *args, **kwargs)
-        return made * (1 + self.share * self.noise(made.shape)) if layer is self.layers[2] else made
+    def __init__(self, model: Any, share: float) -> None:
+        super().__init__(model)
+        self.part, self.off = SimpleNamespace(layers=[model.layers[2].mlp]), share
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        self.share = self.off
+        with tapped(self.part, self.tap) if inputs.shape[1] > 1 else nullcontext():
+            logits: mx.array = self.model(inputs, cache=cache)
+        return logits
 
 
 @pytest.fixture
@@ -65,6 +74,8 @@ def asked(
     def ask(command: str, wrap: Callable[[Any], Any] = lambda model: model, *options: str, text: str = PROMPT) -> Any:
         model, tokenizer = fixture
         monkeypatch.setattr(mlx_lm, "load", lambda _: (wrap(model), tokenizer))
+        monkeypatch.setattr(probe, "QUICK", (1, 2, 5, 8))
+        monkeypatch.setattr(probe, "CONTEXTS", (16, 64))
         prompts, out = tmp_path / "prompts", tmp_path / "out.json"
         prompts.write_text(json.dumps(text), "utf-8")
         named = ("--prompts", str(prompts), "--max-tokens", str(TOKENS), "--ungated") if command == "check" else ()
@@ -128,7 +139,7 @@ def test_a_model_that_does_not_repeat_itself(asked: Any) -> None:
 def test_probe_of_a_model_whose_blocks_are_identical(asked: Any) -> None:
     code, text, found = asked("probe", lambda model: model, "--quick")
     assert code == 0
-    assert "identical: a block of up to 32 tokens" in text
+    assert "identical: a block of up to 8 tokens" in text
     assert [row["length"] for row in found["rows"]] == list(probe.QUICK)
     layers = dict.fromkeys([*(f"layer {i}" for i in range(4)), probe.HEAD], 0.0)
     assert all((row["noise"], row["layers"]) == (0, layers) for row in found["rows"])
@@ -136,7 +147,7 @@ def test_probe_of_a_model_whose_blocks_are_identical(asked: Any) -> None:
 
 
 def test_probe_names_the_layer_that_is_off(asked: Any) -> None:
-    _, _, found = asked("probe", lambda model: OneLayerOff(model, layers=0.01), "--quick")
+    _, _, found = asked("probe", lambda model: OneLayerOff(model, 0.01), "--quick")
     for row in found["rows"]:
         off = {name for name, value in row["layers"].items() if value}
         assert off == ({"layer 2"} if row["length"] > 1 else set())
