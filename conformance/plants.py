@@ -28,6 +28,10 @@ class OfAnotherKernel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
+    def seed(self, inputs: mx.array) -> None:
+        """The same block is off in the same way each time."""
+        self.key = mx.random.key(hash(tuple(inputs[0].tolist())) % 2**32)
+
     def noise(self, shape: tuple[int, ...]) -> mx.array:
         self.key, key = mx.random.split(self.key)
         drawn: mx.array = mx.random.uniform(-1, 1, shape, key=key)
@@ -42,8 +46,7 @@ class OfAnotherKernel:
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         several = inputs.shape[1] > 1
         if several:
-            # The same block is off in the same way each time.
-            self.key = mx.random.key(hash(tuple(inputs[0].tolist())) % 2**32)
+            self.seed(inputs)
         with tapped(self.model, self.tap) if several and self.share else nullcontext():
             logits: mx.array = self.model(inputs, cache=cache)
         return logits + self.bound * self.noise(logits.shape) if several and self.bound else logits

@@ -60,6 +60,7 @@ class OneLayerOff(OfAnotherKernel):
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         self.share = self.off
+        self.seed(inputs)
         with tapped(self.part, self.tap) if inputs.shape[1] > 1 else nullcontext():
             logits: mx.array = self.model(inputs, cache=cache)
         return logits
