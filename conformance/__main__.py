@@ -1,0 +1,99 @@
+"""Ask two things of a model on a device: python -m conformance check|probe --model PATH_OR_REPO
+
+check   is it decoded exactly with drafting on, and if not, is it a fault or a near tie?
+probe   which blocks of tokens are computed as single tokens are, how far off are the others, and what do they cost?
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import mlx.core as mx
+
+COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "compare blocks with single tokens"}
+
+
+# The tool did not get to an answer; 0, 1 and 2 are answers.
+FAILED = 3
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(FAILED, f"{self.prog}: {message}\n")
+
+
+def number_or_auto(text: str) -> float | str:
+    return text if text == "auto" else float(text)
+
+
+def length_or_auto(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m conformance", description=__doc__, formatter_class=form)
+    commands = parser.add_subparsers(dest="command", required=True)
+    added = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
+    for one in added.values():
+        one.add_argument("--model", required=True, help="a directory or a Hugging Face repo")
+        one.add_argument("--device", choices=["cpu", "gpu"], help="default: what mlx chooses")
+        one.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to a file, too")
+    check, probe = added["check"], added["probe"]
+    check.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line: text, or a JSON string")
+    check.add_argument("--max-tokens", type=int, default=128, help="the longest answer, default %(default)s")
+    check.add_argument("--draft-type", default="auto", help="auto, suffix, ngram-simple or ngram-mod")
+    check.add_argument("--num-draft-tokens", type=length_or_auto, default="auto", help="the longest draft")
+    check.add_argument("--draft-margin", type=number_or_auto, default=0.0, help="a number or auto, default 0")
+    check.add_argument("--ungated", action="store_true", help="feed whole drafts, also where that does not pay")
+    probe.add_argument("--quick", action="store_true", help="fewer lengths and repeats")
+    return parser.parse_args(arguments)
+
+
+def say(text: str) -> None:
+    """What is going on; gone when it is over."""
+    if sys.stderr.isatty():
+        print(f"\033[K{text}", file=sys.stderr, end="\r", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parsed(arguments)
+    if args.device is not None:
+        if not mx.is_available(getattr(mx, args.device)):
+            print(f"This mlx has no {args.device}: leave --device out.", file=sys.stderr)
+            return FAILED
+        # mlx_lm makes its stream for the default device when it is imported: nothing imports it before this.
+        mx.set_default_device(getattr(mx, args.device))
+    try:
+        command = importlib.import_module(f"conformance.{args.command}")
+    except ImportError as error:
+        print(f"This mlx-lm has no prompt lookup ({error}): scripts/apply.sh installs one that has.", file=sys.stderr)
+        return FAILED
+    import mlx_lm
+
+    say(f"loading {args.model}")
+    model, tokenizer = mlx_lm.load(args.model)
+    device = str(mx.default_device())
+    about = {"model": args.model, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx"), "device": device}
+    print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
+    found: dict[str, Any] = command.main(args, model, tokenizer, say)
+    if args.json is not None:
+        args.json.write_text(json.dumps(about | found) + "\n", "utf-8")
+    return int(found["exit"])
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except Exception:
+        traceback.print_exc()
+        code = FAILED
+    sys.exit(code)

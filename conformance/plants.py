@@ -1,0 +1,141 @@
+"""What a check of a model has to tell apart: devices whose blocks are a little off, and rollbacks that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.draft_generate import BlockVerifier
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+
+from conformance.layers import tapped
+
+
+class OfAnotherKernel:
+    """A model that is a little off wherever several tokens are fed at once, as on a device with a kernel for blocks.
+
+    The logits are off by up to ``logits``. The layers are off by a share of what they compute, so that the keys, values
+    and states that a block leaves are off too.
+    """
+
+    def __init__(self, model: Any, logits: float = 0.0, layers: float = 0.0) -> None:
+        self.model, self.bound, self.share = model, logits, layers
+        self.layers = model.layers
+        self.key = mx.random.key(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def seed(self, inputs: mx.array) -> None:
+        """The same block is off in the same way each time."""
+        self.key = mx.random.key(hash(tuple(inputs[0].tolist())) % 2**32)
+
+    def noise(self, shape: tuple[int, ...]) -> mx.array:
+        self.key, key = mx.random.split(self.key)
+        drawn: mx.array = mx.random.uniform(-1, 1, shape, key=key)
+        return drawn
+
+    def tap(self, layer: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = call(layer, *args, **kwargs)
+        first = made[0] if isinstance(made, tuple) else made
+        off = first * (1 + self.share * self.noise(first.shape))
+        return (off, *made[1:]) if isinstance(made, tuple) else off
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        several = inputs.shape[1] > 1
+        if several:
+            self.seed(inputs)
+        with tapped(self.model, self.tap) if several and self.share else nullcontext():
+            logits: mx.array = self.model(inputs, cache=cache)
+        return logits + self.bound * self.noise(logits.shape) if several and self.bound else logits
+
+
+settle = BlockVerifier.settle
+kv_rewind, rotating_rewind, arrays_rewind = KVCache.rewind, RotatingKVCache.rewind, ArraysCache.rewind
+
+
+def rewind_one_short(cache: KVCache, n: int) -> None:
+    kv_rewind(cache, n - 1)
+
+
+def rewind_one_far(cache: KVCache, n: int) -> None:
+    kv_rewind(cache, n + 1)
+
+
+def rewind_and_swap_the_last_rows(cache: KVCache, n: int) -> None:
+    """The number of rows is right, their order is not."""
+    kv_rewind(cache, n)
+    last = mx.array([cache.offset - 1, cache.offset - 2])
+    cache.keys[..., cache.offset - 2 : cache.offset, :] = cache.keys[..., last, :]
+
+
+def rewind_and_clear_a_row(cache: KVCache, n: int) -> None:
+    kv_rewind(cache, n)
+    cache.values[..., cache.offset - 1, :] = 0
+
+
+def rewind_out_of_step(cache: RotatingKVCache, n: int) -> None:
+    """Each key gets the value of another token."""
+    rotating_rewind(cache, n)
+    cache.values = mx.roll(cache.values, int(n > 0), axis=2)
+
+
+def rewind_without_the_index(cache: RotatingKVCache, n: int) -> None:
+    """The next token is written over one that is right."""
+    rotating_rewind(cache, n)
+    cache._idx -= n > 0
+
+
+def keep_the_rejected_rows(cache: RotatingKVCache, n: int) -> None:
+    cache.offset -= n
+
+
+def keep_the_state(cache: ArraysCache, n: int) -> None:
+    pass
+
+
+def rewind_one_row_late(cache: ArraysCache, n: int) -> None:
+    length, state_after = cache._recorded
+    cache.cache = list(state_after(length - n + 1))
+    cache.advance(-n)
+    cache._recorded = length - n, state_after
+
+
+def rewind_to_zeros(cache: ArraysCache, n: int) -> None:
+    arrays_rewind(cache, n)
+    cache.cache = [*cache.cache[:-1], mx.zeros_like(cache.cache[-1])]
+
+
+def one_rejected_token_stays(verifier: BlockVerifier, n_accepted: int) -> None:
+    settle(verifier, min(n_accepted + 1, verifier._n_draft))
+
+
+def nothing_is_settled(verifier: BlockVerifier, n_accepted: int) -> None:
+    settle(verifier, verifier._n_draft)
+
+
+# By the kind of cache: the class whose method is replaced, the method, and what with.
+FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
+    "kv": [
+        (KVCache, "rewind", rewind_one_short),
+        (KVCache, "rewind", rewind_one_far),
+        (KVCache, "rewind", rewind_and_swap_the_last_rows),
+        (KVCache, "rewind", rewind_and_clear_a_row),
+        (BlockVerifier, "settle", one_rejected_token_stays),
+        (BlockVerifier, "settle", nothing_is_settled),
+    ],
+    "window": [
+        (RotatingKVCache, "rewind", rewind_without_the_index),
+        (RotatingKVCache, "rewind", rewind_out_of_step),
+        (RotatingKVCache, "rewind", keep_the_rejected_rows),
+        (BlockVerifier, "settle", one_rejected_token_stays),
+    ],
+    "recurrent": [
+        (ArraysCache, "rewind", keep_the_state),
+        (ArraysCache, "rewind", rewind_one_row_late),
+        (ArraysCache, "rewind", rewind_to_zeros),
+        (BlockVerifier, "settle", nothing_is_settled),
+    ],
+}

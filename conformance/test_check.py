@@ -1,0 +1,204 @@
+"""The commands answer what their exit codes say, for a user's model: pytest conformance/test_check.py"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from conformance import check, probe
+from conformance.__main__ import main
+from conformance.check_prompts import built_in, encode, from_file
+from conformance.demo import FIXTURE
+from conformance.layers import tapped
+from conformance.plants import OfAnotherKernel, rewind_and_swap_the_last_rows, rewind_one_short
+from conformance.workloads import RECORD_CHARS
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+TOKENS = 32
+PROSE = "Write prose.\nThe object keeps"
+PROMPT = "Change `total` to `count`.\n```\ntotal = 0\nfor name, amount in rows:\n    total += amount\nprint(total)\n```"
+
+
+class Unsteady(OfAnotherKernel):
+    """A model that is off by something else each time, single tokens too."""
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        return self.model(inputs, cache=cache) + self.bound * self.noise((self.vocabulary,))
+
+    vocabulary = 1024
+
+
+class WithoutLayers:
+    """A model whose layers cannot be had."""
+
+    def __init__(self, model: Any) -> None:
+        self.call, self.make_cache = model, lambda: [KVCache() for _ in model.layers]
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        logits: mx.array = self.call(inputs, cache=cache)
+        return logits
+
+
+class OneLayerOff(OfAnotherKernel):
+    """Off inside the third layer only, wherever a block is fed."""
+
+    def __init__(self, model: Any, share: float) -> None:
+        super().__init__(model)
+        self.part, self.off = SimpleNamespace(layers=[model.layers[2].mlp]), share
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        self.share = self.off
+        self.seed(inputs)
+        with tapped(self.part, self.tap) if inputs.shape[1] > 1 else nullcontext():
+            logits: mx.array = self.model(inputs, cache=cache)
+        return logits
+
+
+@pytest.fixture
+def asked(
+    fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, dict[str, Any]]]:
+    """Run a command on a model that stands for the user's: exit code, text and JSON."""
+
+    def ask(command: str, wrap: Callable[[Any], Any] = lambda model: model, *options: str, text: str = PROMPT) -> Any:
+        model, tokenizer = fixture
+        monkeypatch.setattr(mlx_lm, "load", lambda _: (wrap(model), tokenizer))
+        monkeypatch.setattr(probe, "QUICK", (1, 2, 5, 8))
+        monkeypatch.setattr(probe, "CONTEXTS", (16, 64))
+        prompts, out = tmp_path / "prompts", tmp_path / "out.json"
+        prompts.write_text(json.dumps(text), "utf-8")
+        named = ("--prompts", str(prompts), "--max-tokens", str(TOKENS), "--ungated") if command == "check" else ()
+        code = main([command, "--model", "theirs", *named, "--json", str(out), *options])
+        found = json.loads(out.read_text("utf-8"))
+        assert found["exit"] == code
+        return code, capsys.readouterr().out, found
+
+    return ask
+
+
+def test_exact(asked: Any) -> None:
+    code, text, found = asked("check")
+    assert code == 0
+    assert "9 of 9 have the same tokens, bit for bit" in text
+    assert text.endswith(check.ADVICE[0] + "\n")
+    for prompt in found["prompts"]:
+        assert (prompt["equal"], prompt["pairs"], prompt["verdict"]) == (9, 9, "exact")
+        assert set(prompt["verdicts"]) == {"drafted 1", "drafted 2", "drafted 3", "every depth"}
+        right, tried = zip(*prompt["acceptance"], strict=True)
+        assert 0 < sum(right) <= sum(tried)
+        assert list(tried) == sorted(tried, reverse=True)
+
+
+def test_near_ties(asked: Any) -> None:
+    code, text, found = asked("check", lambda model: OfAnotherKernel(model, 2.0), text=PROSE)
+    assert code == 1
+    assert "near tie at token" in text
+    assert "FAULT" not in text
+    ties = [tie for p in found["prompts"] for v in p["verdicts"].values() for tie in v["near_ties"]]
+    assert ties
+    assert all(tie["single"] != tie["drafted"] and tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
+
+
+def test_a_margin_makes_them_exact(asked: Any) -> None:
+    code, _, found = asked("check", lambda model: OfAnotherKernel(model, 2.0), "--draft-margin", "auto", text=PROSE)
+    assert code == 0
+    assert all(prompt["equal"] == 9 for prompt in found["prompts"])
+
+
+@pytest.mark.parametrize("fault", [rewind_one_short, rewind_and_swap_the_last_rows])
+@pytest.mark.parametrize("off", [0.0, 0.05])
+def test_a_fault(asked: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, off: float) -> None:
+    monkeypatch.setattr(KVCache, "rewind", fault)
+    code, text, found = asked("check", lambda model: OfAnotherKernel(model, off))
+    assert code == 2
+    assert "FAULT at token" in text
+    assert text.endswith(check.ADVICE[2] + "\n")
+    assert {prompt["verdict"] for prompt in found["prompts"]} == {"fault"}
+
+
+def test_a_model_that_does_not_repeat_itself(asked: Any) -> None:
+    code, text, found = asked("check", lambda model: Unsteady(model, 2.0), text=PROSE)
+    assert code == 1
+    assert "two plain runs differ at token" in text
+    assert check.UNSTEADY in text
+    assert "FAULT" not in text
+    assert any(prompt["plain_differ"] for prompt in found["prompts"])
+
+
+def test_probe_of_a_model_whose_blocks_are_identical(asked: Any) -> None:
+    code, text, found = asked("probe", lambda model: model, "--quick")
+    assert code == 0
+    assert "identical: a block of up to 8 tokens" in text
+    assert [row["length"] for row in found["rows"]] == list(probe.QUICK)
+    layers = dict.fromkeys([*(f"layer {i}" for i in range(4)), probe.HEAD], 0.0)
+    assert all((row["noise"], row["layers"]) == (0, layers) for row in found["rows"])
+    assert found["recommended"]["draft_margin"] == 0
+
+
+def test_probe_names_the_layer_that_is_off(asked: Any) -> None:
+    _, _, found = asked("probe", lambda model: OneLayerOff(model, 0.01), "--quick")
+    for row in found["rows"]:
+        off = {name for name, value in row["layers"].items() if value}
+        assert off == ({"layer 2"} if row["length"] > 1 else set())
+        assert (row["noise"] > 0) == (row["length"] > 1)
+    assert found["recommended"]["without_margin"] == 0
+    assert found["recommended"]["draft_margin"] > 0
+
+
+def test_probe_of_a_model_whose_layers_cannot_be_had(asked: Any) -> None:
+    _, text, found = asked("probe", WithoutLayers, "--quick")
+    assert all(row["layers"] == {} and row["noise"] == 0 for row in found["rows"])
+    assert "not known" in text
+
+
+def test_the_recommendation() -> None:
+    cheap = [probe.Row(n, noise=0.01 * (n > 4), cost=1.0 if n <= 8 else 9.0) for n in range(1, 17)]
+    assert probe.recommend(cheap) == probe.Recommended(7, 0.04, 3)
+    dear = [probe.Row(n, cost=float(n)) for n in range(1, 17)]
+    assert probe.recommend(dear) == probe.Recommended(1, 0.0, 15)
+
+
+def test_the_prompts_are_the_same_everywhere(fixture: tuple[Any, Any]) -> None:
+    lengths = {name: len(encode(fixture[1], messages)) for name, messages in built_in().items()}
+    assert list(lengths) == [f"{one}, {size}" for one in ("passage", "code", "json_rag") for size in ("short", "long")]
+    assert all(2 * lengths[f"{one}, short"] < lengths[f"{one}, long"] for one in ("passage", "code", "json_rag"))
+    assert built_in() == built_in()
+    assert built_in()["json_rag, long"][-1]["content"].count('"id"') == 2400 // RECORD_CHARS
+
+
+def test_a_file_of_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text('"a\\nb"\n\nplain text\n', "utf-8")
+    assert [messages[0]["content"] for messages in from_file(file).values()] == ["a\nb", "plain text"]
+    file.write_text("\n", "utf-8")
+    with pytest.raises(ValueError, match="holds no prompt"):
+        from_file(file)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_what_cannot_be_run_is_no_answer() -> None:
+    assert run("-m", "conformance", "check").returncode == 3
+    done = run("-m", "conformance", "check", "--model", str(FIXTURE), "--prompts", "/nowhere")
+    assert done.returncode == 3
+    assert "/nowhere" in done.stderr
+
+
+def test_no_test_framework_is_in_the_way() -> None:
+    names = "conformance.__main__ conformance.check conformance.probe".split()
+    code = f"import sys, {', '.join(names)}; print([n for n in ('pytest', 'hypothesis') if n in sys.modules])"
+    assert run("-c", code).stdout == "[]\n"
