@@ -83,17 +83,20 @@ CONTRADICTIONS = {
         f"--draft-type auto {LOOKUP} 8": (LOOKUP, "--draft-type"),
         f"{LOOKUP} 8 --num-draft-tokens 3": (LOOKUP, "--num-draft-tokens"),
         f"{LOOKUP} 0": (LOOKUP, "at least 1"),
-        "--draft-type suffix --ngram-size 3": ("--ngram-size", "suffix"),
+        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type suffix"),
         "--draft-type auto --draft-margin 1 --temp 0.5": ("--draft-margin", "--temp"),
         "--draft-memory memory": ("--draft-memory", "ngram-mod"),
         "--draft-type auto --draft-reference no.txt": ("--draft-reference", "no.txt"),
         "--ngram-size 3": ("--ngram-size", "--draft-type"),
     },
     "chat": {
-        "--draft-type suffix --ngram-size 3": ("--ngram-size", "suffix"),
+        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type suffix"),
         "--draft-type auto --draft-memory memory": ("--draft-memory", "ngram-mod"),
     },
-    "benchmark": {"--draft-type auto --batch-size 2": ("--draft-type", "--batch-size")},
+    "benchmark": {
+        "--draft-type auto --batch-size 2": ("--draft-type", "--batch-size"),
+        f"{LOOKUP} 8 --batch-size 2": ("--draft-type and its short form", "--batch-size"),
+    },
     "server": {
         "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
         "--draft-memory memory --draft-memory-scope request": ("--draft-memory", "--draft-memory-scope"),
