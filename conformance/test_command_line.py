@@ -7,10 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conformance.demo import FIXTURE
-from conformance.prompts import PROMPTS
+from conformance.forwarding import COMMANDS, module_of
+from conformance.prompts import CODE, PROMPTS
+from conformance.workloads import fenced
 
 COMMAND = Path(sys.executable).parent / "mlx_lm.generate"
+LOOKUP = "--prompt-lookup-num-tokens"
 
 
 def generate(*args: str) -> subprocess.CompletedProcess[str]:
@@ -24,22 +29,90 @@ def text(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout.split("==========\n")[1]
 
 
-def test_the_flag_changes_the_speed_only() -> None:
-    right, got = generate(), generate("--prompt-lookup-num-tokens", "8")
-    assert text(got) == text(right)
-    assert "Drafting" not in right.stdout
-    line = re.search(
-        r"Drafting: SuffixStrategy, (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", got.stdout
-    )
-    assert line, got.stdout
-    assert int(line[1]) >= int(line[2]) > 0
-    assert float(line[3]) > 1.5
+def drafting(done: subprocess.CompletedProcess[str]) -> tuple[int, int, float]:
+    """Tokens that were drafted and accepted, and tokens for each forward pass."""
+    line = re.search(r"Drafting: \w+, (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", done.stdout)
+    assert line, done.stdout
+    return int(line[1]), int(line[2]), float(line[3])
 
 
-def test_contradictions_are_errors_before_a_model_is_loaded() -> None:
-    done = generate("--prompt-lookup-num-tokens", "8", "--draft-model", "nowhere/nothing")
-    assert done.returncode == 2
-    assert "--draft-model" in done.stderr
-    done = generate("--prompt-lookup-num-tokens", "0")
-    assert done.returncode == 2
-    assert "at least 1" in done.stderr
+@pytest.fixture(scope="module")
+def plain() -> str:
+    done = generate()
+    assert "Drafting" not in done.stdout
+    return text(done)
+
+
+def test_the_flag_changes_the_speed_only(plain: str) -> None:
+    got = generate(LOOKUP, "8")
+    assert text(got) == plain
+    assert "Drafting: SuffixStrategy" in got.stdout
+    drafted, accepted, rate = drafting(got)
+    assert drafted >= accepted > 0
+    assert rate > 1.5
+
+
+def test_a_text_to_draft_from(plain: str, tmp_path: Path) -> None:
+    """The file that the answer will be is drafted from its first tokens on."""
+    edited = tmp_path / "edited.md"
+    edited.write_text(fenced(CODE.replace("text", "node")))
+    # Long n-grams: with short ones the request itself is nearly as good.
+    arguments = ("--draft-type", "ngram-mod", "--disable-adaptive-gate")
+    without, got = generate(*arguments), generate(*arguments, "--draft-reference", str(edited))
+    assert text(without) == text(got) == plain
+    assert drafting(got)[1] > drafting(without)[1]
+
+
+def test_a_memory_in_a_file(plain: str, tmp_path: Path) -> None:
+    """The second time, the answer is in it."""
+    arguments = ("--draft-type", "ngram-mod", "--draft-memory", str(tmp_path / "memory"), "--disable-adaptive-gate")
+    first, second = generate(*arguments), generate(*arguments)
+    assert text(first) == text(second) == plain
+    assert drafting(second)[1] > drafting(first)[1]
+    other = generate(*arguments, "--ngram-size", "4")
+    assert other.returncode == 2
+    assert "--draft-memory" in other.stderr
+
+
+# What a user types, and what the error has to name.
+CONTRADICTIONS = {
+    "generate": {
+        f"{LOOKUP} 8 --draft-model nowhere/nothing": (LOOKUP, "--draft-model"),
+        "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
+        "--draft-type auto --image no.png": ("--draft-type", "--image"),
+        f"--draft-type auto {LOOKUP} 8": (LOOKUP, "--draft-type"),
+        f"{LOOKUP} 8 --num-draft-tokens 3": (LOOKUP, "--num-draft-tokens"),
+        f"{LOOKUP} 0": (LOOKUP, "at least 1"),
+        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type suffix"),
+        "--draft-type auto --draft-margin 1 --temp 0.5": ("--draft-margin", "--temp"),
+        "--draft-memory memory": ("--draft-memory", "ngram-mod"),
+        "--draft-type auto --draft-reference no.txt": ("--draft-reference", "no.txt"),
+        "--ngram-size 3": ("--ngram-size", "--draft-type"),
+    },
+    "chat": {
+        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type suffix"),
+        "--draft-type auto --draft-memory memory": ("--draft-memory", "ngram-mod"),
+    },
+    "benchmark": {
+        "--draft-type auto --batch-size 2": ("--draft-type", "--batch-size"),
+        f"{LOOKUP} 8 --batch-size 2": ("--draft-type and its short form", "--batch-size"),
+    },
+    "server": {
+        "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
+        "--draft-memory memory --draft-memory-scope request": ("--draft-memory", "--draft-memory-scope"),
+    },
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_contradictions_are_errors_before_a_model_is_loaded(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = module_of(command)
+    for typed, named in CONTRADICTIONS[command].items():
+        monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", "--model", "nowhere/nothing", *typed.split()])
+        with pytest.raises(SystemExit) as ended:
+            module.main()
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert ended.value.code == 2
+        assert all(name in error for name in named), f"{typed}: {error}"
