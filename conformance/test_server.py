@@ -1,0 +1,387 @@
+"""A server that drafts gives the texts of one that does not, whoever else asks: pytest conformance/test_server.py
+
+Right is what a server of its own gives the same request alone, without drafting and without a prompt cache.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from conformance.demo import FIXTURE
+from conformance.endings import CASES, check_the_next_request
+from conformance.mixed import BATCHED, CODE, EDITED, Answer, Body, Request, draw, draw_body, follow, judge, send
+from conformance.server_faults import (
+    draft_without_turns,
+    drop_the_options,
+    keep_a_rejected_token,
+    keep_every_cache,
+    leave_the_last_block,
+    planted,
+    store_a_token_too_many,
+)
+from conformance.serving import CHAT, TEXT, Server, ServerFailed, serve
+from conformance.tiny_models import save
+from conformance.workloads import chat, fenced
+
+SEED, CLIENTS = 5, 8
+# Compiled functions would cost the start of a C++ compiler each.
+FAST = {"MLX_DISABLE_COMPILE": "1"}
+# A prompt cache of the requests below takes 0.5 MiB and more. The allocator adds up to 15 MiB after the first hundred.
+GROWTH_PER_REQUEST = 0.2 * 2**20
+
+
+class Reference:
+    """The right answers, each computed once."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.known: dict[str, Answer] = {}
+
+    def __call__(self, request: Request) -> Answer:
+        if request.key not in self.known:
+            answer = send(self.server, request.plain)
+            assert answer.status == 200, answer
+            assert answer.cached_tokens == 0
+            self.known[request.key] = answer
+        return self.known[request.key]
+
+
+@pytest.fixture(scope="module")
+def right() -> Iterator[Reference]:
+    with serve("--prompt-cache-size", "0", env=FAST) as server:
+        yield Reference(server)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve("--prompt-cache-size", "10", env=FAST) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The fixture, a model with a sliding window, and a hybrid one."""
+    folder = tmp_path_factory.mktemp("models")
+    return {"fixture": FIXTURE, **{name: save(name, folder) for name in ("gemma3_text", "qwen3_next")}}
+
+
+@pytest.fixture
+def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server in which the fault that is named was planted."""
+    with serve("--prompt-cache-size", "10", env=FAST | planted(request.param, tmp_path)) as server:
+        yield server
+
+
+def with_fault(*faults: Callable[[], None]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("broken", faults, indirect=True, ids=[fault.__name__ for fault in faults])
+
+
+def resident(server: Server) -> int:
+    """The bytes of memory that the process has."""
+    done = subprocess.run(
+        ["ps", "-o", "rss=", "-p", str(server.process.pid)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout) * 1024
+
+
+def mixed(n: int) -> list[Request]:
+    rng = random.Random(SEED)
+    bodies = [draw_body(rng) for _ in range(40)]
+    return [draw(rng, bodies) for _ in range(n)]
+
+
+def load(server: Server, requests: list[Request], clients: int = CLIENTS) -> list[Answer]:
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(lambda request: send(server, request), requests))
+
+
+def check_growth(before: int, after: int, n: int) -> None:
+    assert after - before < n * GROWTH_PER_REQUEST
+
+
+def judge_all(requests: list[Request], answers: list[Answer], right: Reference) -> None:
+    for request, answer in zip(requests, answers, strict=True):
+        judge(request, answer, right(request))
+
+
+def test_two_hundred_mixed_requests(server: Server, right: Reference) -> None:
+    """None is lost, none has another text, and what the first half leaves in memory is what the second half leaves."""
+    requests = mixed(200)
+    answers = load(server, requests[:100])
+    before = resident(server)
+    answers += load(server, requests[100:])
+    after = resident(server)
+    judge_all(requests, answers, right)
+    check_growth(before, after, 100)
+    assert server.healthy()
+    # The requests are of all the kinds they are meant to be.
+    drafted = [answer.draft for answer in answers if answer.draft.get("forwards")]
+    assert sum(draft["accepted"] for draft in drafted) > 200
+    assert {draft["strategy"] for draft in drafted} == {"SuffixStrategy", "NgramSimpleStrategy", "NgramModStrategy"}
+    assert any(answer.draft.get("forwards") == 0 for answer in answers)
+    assert any(answer.usage and answer.cached_tokens for answer in answers)
+    stopped = [r for r, a in zip(requests, answers, strict=True) if r.draft and "stop" in r.body and a.draft]
+    assert any(send(server, r).finish_reason == "stop" for r in stopped if r.leave_after is None)
+    assert sum(r.leave_after is not None for r in requests) > 10
+    assert sum(r.malformed is not None for r in requests) > 10
+
+
+@with_fault(keep_a_rejected_token, drop_the_options)
+def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Reference) -> None:
+    # One after another, so that all are drafted, and without the gate, so that it is known how.
+    requests = [r for r in mixed(200) if r.draft.get("disable_adaptive_gate") and r.leave_after is None][:24]
+    answers = load(broken, requests, clients=1)
+    with pytest.raises(AssertionError):
+        judge_all(requests, answers, right)
+
+
+@with_fault(keep_every_cache)
+def test_growing_memory_is_found(broken: Server) -> None:
+    requests = [Request(r.path, r.body | {"max_tokens": 1}) for r in mixed(60)]
+    # Without the fault the third time adds one MiB at the most, the second time up to 15.
+    load(broken, requests * 2)
+    before = resident(broken)
+    load(broken, requests)
+    with pytest.raises(AssertionError):
+        check_growth(before, resident(broken), 60)
+
+
+def check_endings(server: Server, right: Reference, path: Path, model: str) -> None:
+    for case in CASES:
+        if case.model == model:
+            check_the_next_request(server, right, path, case)
+
+
+@pytest.mark.parametrize("model", ["fixture", "gemma3_text", "qwen3_next"])
+def test_the_next_request_after_an_ending(
+    server: Server, right: Reference, models: dict[str, Path], model: str
+) -> None:
+    check_endings(server, right, models[model], model)
+
+
+def test_the_next_request_after_a_system_prompt(server: Server, right: Reference, models: dict[str, Path]) -> None:
+    """What a hybrid model holds at the end of the system's words cannot be had by dropping tokens: it is kept."""
+    system = {"role": "system", "content": "abcdefghijklmnopqrstuvwxyz"}
+    for question, cached in (("ABC", 0), ("XYZ", 27)):
+        body: Body = {"model": str(models["qwen3_next"]), "messages": [system, *chat(question)], "max_tokens": 12}
+        answer = send(server, Request(CHAT, body, {"prediction": predicted(right(Request(CHAT, body)).text)}))
+        assert answer.text == right(Request(CHAT, body)).text
+        assert answer.cached_tokens == cached
+
+
+@with_fault(leave_the_last_block, store_a_token_too_many)
+def test_a_wrong_prefix_is_found(broken: Server, right: Reference, models: dict[str, Path]) -> None:
+    """The block that is left shows that stop words fall into the middle of what was accepted, with every model."""
+    for name, path in models.items():
+        with pytest.raises(AssertionError, match="another text"):
+            check_endings(broken, right, path, name)
+
+
+EDIT: list[Any] = chat(f"Change `total` to `count`.\n{fenced(CODE)}")
+# Its end tokens are forbidden.
+ENDLESS: Body = {"max_tokens": 300, "logit_bias": {"0": -100, "4": -100}}
+LONG = Request(CHAT, {"messages": EDIT, **ENDLESS})
+SHORT = Request(CHAT, {"messages": chat("Quote."), "max_tokens": 4})
+GATE_OFF: Body = {"draft_type": "suffix", "disable_adaptive_gate": True}
+# Two tokens a forward pass at the most, so that a long answer is long.
+SLOWLY: Body = GATE_OFF | {"num_draft_tokens": 1}
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
+
+
+def predicted(*parts: str) -> Any:
+    content: Any = [{"type": "text", "text": part} for part in parts] if len(parts) > 1 else parts[0]
+    return {"type": "content", "content": content}
+
+
+@pytest.mark.parametrize("parts", [(CODE,), (CODE[:40], CODE[40:])], ids=["text", "parts"])
+@pytest.mark.parametrize("streamed", [False, True], ids=["at once", "streamed"])
+def test_predicted_outputs(client: openai.OpenAI, right: Reference, parts: tuple[str, ...], streamed: bool) -> None:
+    """The client of OpenAI sends the file that is edited; most of its tokens come back."""
+    fields: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 100, "temperature": 0}
+    expected = right(Request(CHAT, {"messages": EDIT, "max_tokens": 100}))
+    if streamed:
+        options = {"include_usage": True}
+        *chunks, last = client.chat.completions.create(
+            **fields, prediction=predicted(*parts), stream=True, stream_options=options
+        )
+        text, usage = "".join(chunk.choices[0].delta.content or "" for chunk in chunks), last.usage
+    else:
+        answer = client.chat.completions.create(**fields, prediction=predicted(*parts))
+        text, usage = answer.choices[0].message.content, answer.usage
+    assert text == expected.text == fenced(EDITED)
+    assert usage is not None
+    details = usage.completion_tokens_details
+    # The name stands three times in the file.
+    assert details.rejected_prediction_tokens == 3
+    assert details.accepted_prediction_tokens > 0.9 * (details.accepted_prediction_tokens + 3)
+    assert details.draft["accepted"] > usage.completion_tokens / 2
+    assert usage.completion_tokens == expected.usage["completion_tokens"]
+
+
+class Reader(threading.Thread):
+    """A client that reads a stream; it is made when the first piece has come."""
+
+    def __init__(self, server: Server, request: Request) -> None:
+        super().__init__()
+        self.pieces = follow(server, request.path, request.body | request.draft)
+        self.text = next(self.pieces)
+        self.start()
+
+    def run(self) -> None:
+        self.text += "".join(self.pieces)
+
+
+def drafted(request: Request, draft: Body) -> Request:
+    return Request(request.path, request.body, draft, "SuffixStrategy")
+
+
+def check_turns(server: Server, right: Reference, long: Request, short: Request) -> None:
+    """A short request that comes later is answered while a long one goes on, and both texts are right."""
+    reader = Reader(server, long)
+    answer = send(server, short)
+    unfinished = reader.is_alive()
+    reader.join()
+    assert unfinished, "it had to wait"
+    assert reader.text == right(long).text
+    judge(short, answer, right(short))
+
+
+@pytest.mark.parametrize(
+    ("long_draft", "short_draft"), [(SLOWLY, {}), ({}, GATE_OFF), (SLOWLY, GATE_OFF)], ids=["long", "short", "both"]
+)
+def test_nobody_waits_for_another(server: Server, right: Reference, long_draft: Body, short_draft: Body) -> None:
+    check_turns(server, right, drafted(LONG, long_draft), drafted(SHORT, short_draft))
+
+
+@with_fault(draft_without_turns)
+def test_waiting_is_found(broken: Server, right: Reference) -> None:
+    with pytest.raises(AssertionError, match="wait"):
+        check_turns(broken, right, drafted(LONG, SLOWLY), SHORT)
+
+
+def test_more_than_may_be_drafted(server: Server, right: Reference) -> None:
+    """By default two requests are drafted at a time; the third one says why it is not."""
+    readers = [Reader(server, drafted(LONG, SLOWLY)) for _ in range(2)]
+    answer = send(server, drafted(SHORT, GATE_OFF))
+    assert all(reader.is_alive() for reader in readers)
+    assert answer.draft["forwards"] == 0
+    assert BATCHED in answer.draft["reason"]
+    assert answer.text == right(SHORT).text
+    for reader in readers:
+        reader.join()
+        assert reader.text == right(LONG).text
+    assert "off, it was batched" in server.log
+
+
+MOD: Body = {"draft_type": "ngram-mod", "ngram_size": 6, "disable_adaptive_gate": True}
+MOD_OPTIONS = ["--draft-type", "ngram-mod", "--ngram-size", "6", "--disable-adaptive-gate"]
+ASK = Request(CHAT, {"messages": EDIT, "max_tokens": 100})
+
+
+def accepted(server: Server, right: Reference, draft: Body | None = None) -> int:
+    """How much is accepted of what is drafted for a request; its text is right."""
+    answer = send(server, Request(ASK.path, ASK.body, draft or {}))
+    assert answer.text == right(ASK).text
+    return int(answer.draft["accepted"])
+
+
+def draft_and_terminate(right: Reference, options: list[str], cold: int) -> None:
+    """A server that loads a memory drafts better than the one that made it, and SIGTERM ends it."""
+    with serve(*options, env=FAST) as server:
+        assert accepted(server, right) > cold
+        Path(options[-1]).unlink()
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(server.timeout)
+
+
+def test_a_memory_is_kept(right: Reference, models: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    options = [*MOD_OPTIONS, "--draft-memory", str(file)]
+    with serve(*options, env=FAST) as server:
+        cold = accepted(server, right)
+        assert not file.exists()
+    assert file.exists()
+    with pytest.raises(ServerFailed, match="the server ended with"):
+        draft_and_terminate(right, options, cold)
+    kept = file.read_bytes()
+
+    # A model of another vocabulary.
+    with serve(*options, env=FAST, model=models["gemma3_text"]) as server:
+        assert send(server, Request(TEXT, {"prompt": "abc", "max_tokens": 8})).draft["strategy"] == "NgramModStrategy"
+        assert f"{file} is not used" in server.log
+    assert file.read_bytes() == kept
+
+    # A damaged file is an error before the model, which there is not, is looked for.
+    file.write_bytes(kept[:-9])
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", "nowhere/nothing", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "--draft-memory" in done.stderr
+    assert file.read_bytes() == kept[:-9]
+
+
+def test_scopes_of_the_memory(server: Server, right: Reference) -> None:
+    first, again = (accepted(server, right, MOD) for _ in range(2))
+    assert again > first
+    with serve(*MOD_OPTIONS, "--draft-memory-scope", "request", env=FAST) as alone:
+        assert [accepted(alone, right) for _ in range(2)] == [first, first]
+
+
+def wrong(field: str, *values: Any) -> list[tuple[str, Any]]:
+    return [(field, value) for value in values]
+
+
+WRONG: list[tuple[str, Any]] = [
+    *wrong("draft_type", "oracle", 3, ["auto"]),
+    *wrong("num_draft_tokens", 0, -1, 10**9, 1.5, "8", True, [8]),
+    *wrong("ngram_size", 0, -1, 10**9, 2.0, "3", False, {}),
+    *wrong("disable_adaptive_gate", 1, "true", []),
+    *wrong("draft_margin", -1, "small", True, [], float("inf"), float("nan")),
+    *wrong("prediction", "text", 3, [], {}, {"content": "text"}, {"type": "text", "content": "a"}),
+    *wrong("prediction", *map(predicted, ("", "x" * (2**20 + 1), "x" * (10 * 2**20), "a\ud800"))),
+    *wrong("prediction", *({"type": "content", "content": c} for c in (None, 3, [], [3], [{"type": "text"}]))),
+]
+
+
+def test_wrong_fields_are_named(server: Server, right: Reference) -> None:
+    for field, value in WRONG:
+        draft = {"draft_type": "auto", field: value}
+        for path, body in ((CHAT, SHORT.body), (TEXT, {"prompt": "a", "max_tokens": 4})):
+            answer = send(server, Request(path, body, draft))
+            assert answer.status == 400, (field, str(value)[:60], answer)
+            assert field in answer.error, (field, str(value)[:60], answer)
+    assert send(server, SHORT).text == right(SHORT).text
+    assert server.healthy()
+
+
+def drafting_lines(server: Server) -> list[str]:
+    return re.findall(r"Drafting: (.*)", server.log)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_line_in_the_log(server: Server, streamed: bool) -> None:
+    before = drafting_lines(server)
+    send(server, ASK)
+    assert drafting_lines(server) == before
+    answer = send(server, Request(ASK.path, ASK.body, GATE_OFF, streamed=streamed))
+    (line,) = drafting_lines(server)[len(before) :]
+    draft = answer.draft
+    rate = answer.usage["completion_tokens"] / draft["forwards"]
+    counts = f"{draft['drafted']} tokens drafted, {draft['accepted']} accepted, {rate:.2f} tokens-per-forward"
+    assert line == f"SuffixStrategy, {counts}"
