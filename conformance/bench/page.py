@@ -15,7 +15,7 @@ LABELS = ("stage", "model", "weights", "workload", "answer", "size", "strategy",
 MORE_LABELS = ("task", "prompt_tokens", "batch", "kv", "device", "versions")
 FIELDS = ("speed", "low", "high", "plain_tps", "tps", "prefill_tps", "plain_ttft", "ttft", "tokens")
 MORE_FIELDS = ("tokens_per_forward", "fed_per_token", "acceptance", "ideal", "reached", "parity")
-COLUMNS = (*LABELS, *FIELDS, *MORE_FIELDS, *MORE_LABELS)
+COLUMNS = (*LABELS[:7], *FIELDS[:3], *LABELS[7:], *FIELDS[3:], *MORE_FIELDS, *MORE_LABELS)
 
 
 def shown(stage: str, row: dict[str, Any]) -> list[Any]:

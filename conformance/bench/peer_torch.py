@@ -11,15 +11,28 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
+from transformers.generation.streamers import BaseStreamer
+
+
+class Puts(BaseStreamer):
+    """Notes when tokens come, and how many."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, int]] = []
+
+    def put(self, value: Any) -> None:
+        self.seen.append((time.perf_counter(), value.numel()))
+
+    def end(self) -> None:
+        pass
 
 
 def run(job: dict[str, Any], model: Any, prompt: list[int], options: dict[str, Any]) -> dict[str, Any]:
-    """Decode; the clock starts when the prompt has been processed."""
-    ends: list[float] = []
+    """Decode; the clock starts when the tokens of the first block are there, and only later ones are counted."""
+    puts = Puts()
     fed: list[int] = []
 
     def note(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        ends.append(time.perf_counter())
         fed.append(kwargs["input_ids"].shape[1])
 
     hook = model.register_forward_hook(note, with_kwargs=True)
@@ -31,12 +44,15 @@ def run(job: dict[str, Any], model: Any, prompt: list[int], options: dict[str, A
             max_new_tokens=job["tokens"],
             do_sample=False,
             pad_token_id=job["eos"][0],
+            streamer=puts,
             **options,
         )
-    end = time.perf_counter()
     hook.remove()
     tokens = text[0, len(prompt) :].tolist()
-    return {"tokens": tokens, "seconds": end - ends[0], "forwards": len(fed) - 1, "fed": sum(fed[1:])}
+    # The prompt is put first, then the tokens of each block.
+    (start, first), (end, _) = puts.seen[1], puts.seen[-1]
+    counts = {"timed": len(tokens) - first, "forwards": len(fed) - 1, "fed": sum(fed[1:])}
+    return {"tokens": tokens, "seconds": end - start} | counts
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import venv
@@ -107,6 +108,8 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
         try:
             if not subject.fixture:
                 raise MissingError("is only measured with the fixture, whose weights both load")
+            if plan.quick:
+                raise MissingError("is left out of a quick run: it installs packages")
             progress(f"peers: installing {peer.name}")
             python = installed(peer)
             for options in peer.options:
@@ -119,8 +122,7 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
 def compared(
     peer: Peer, python: Path, subject: Subject, plan: Plan, options: dict[str, Any], progress: Progress
 ) -> Iterator[Row]:
-    tasks = {workload: single(workload, 0) for workload in SHOWN[:1] if plan.quick} or {w: single(w, 0) for w in SHOWN}
-    prompts = {workload: task.tokens(subject)[0] for workload, task in tasks.items()}
+    prompts = {workload: single(workload, 0).tokens(subject)[0] for workload in SHOWN}
     job: dict[str, Any] = {
         "model": str(models.save(subject.model, FOLDER / "models" / "widened")),
         "prompts": prompts,
@@ -142,19 +144,23 @@ def finished(answer: Row, peer: str, options: str) -> Row:
     plain, drafted = answer["plain"], answer["drafted"]
     tokens = [run["tokens"] for run in (*plain, *drafted)]
     equal = min(len(plain), len(drafted)) >= LEAST_REPEATS and all(each == tokens[0] for each in tokens)
-    # A drafted run stands between two plain ones.
-    pairs = zip(plain, plain[1:], drafted, strict=False)
-    ratios = [(a["seconds"] + b["seconds"]) / 2 / run["seconds"] for a, b, run in pairs]
+    # A drafted run stands between two plain ones. A short answer may be there with the first block.
+    slow = [run["seconds"] / run["timed"] if run["timed"] else None for run in plain]
+    fast = [run["seconds"] / run["timed"] if run["timed"] else None for run in drafted]
+    ratios = [(a + b) / 2 / c for a, b, c in zip(slow, slow[1:], fast, strict=False) if a and b and c]
     last = drafted[-1]
-    emitted = max(len(last["tokens"]) - 1, 1)
-    return {
-        "peer": peer,
-        "options": options,
-        "workload": answer["workload"],
-        "versions": answer["versions"],
-        "prompt_tokens": answer["prompt_tokens"],
-        "tokens": len(last["tokens"]),
-        "plain_tps": sorted(emitted / run["seconds"] for run in plain)[len(plain) // 2],
-        "tokens_per_forward": emitted / last["forwards"] if last.get("forwards") else None,
-        "fed_per_token": last["fed"] / emitted if last.get("fed") else None,
-    } | speeds(ratios, equal)
+    return (
+        {
+            "peer": peer,
+            "options": options,
+            "workload": answer["workload"],
+            "versions": answer["versions"],
+            "prompt_tokens": answer["prompt_tokens"],
+            "tokens": len(last["tokens"]),
+            "plain_tps": 1 / statistics.median(filter(None, slow)),
+            "tokens_per_forward": last["timed"] / last["forwards"] if last["forwards"] else None,
+            "fed_per_token": last["fed"] / last["timed"] if last["timed"] else None,
+        }
+        | speeds(ratios, equal and len(ratios) > 0)
+        | {"parity": equal}
+    )

@@ -23,8 +23,7 @@ MARKERS = "osD^vPX*"
 
 def main_model(runs: Sequence[Run]) -> list[Row]:
     """The cells of the first run's model."""
-    found = rows(runs[:1], "workloads")
-    return found
+    return rows(runs[:1], "workloads")
 
 
 def labelled(row: Row) -> str:
@@ -59,7 +58,7 @@ def speed_up(runs: Sequence[Run]) -> Figure:
             axes.barh(places, widths, height, label=strategy, xerr=bars, error_kw={"lw": 0.6, "alpha": 0.6})
     axes.axvline(1, color="black", lw=1)
     axes.set(yticks=range(len(names)), yticklabels=names, xlabel="times the speed of plain decoding")
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.06), ncols=2, frameon=False)
     axes.set_title(subtitle(found), fontsize=10)
     return figure
@@ -92,6 +91,7 @@ def block_cost(runs: Sequence[Run]) -> Figure:
         axes.plot(lengths, list(row["costs"].values()), marker=marker, ms=4, lw=1, label=label)
     longest = max((int(n) for row in rows(runs, "blocks") for n in row["costs"]), default=2)
     axes.plot([1, longest], [1, longest], "k:", lw=1, label="as dear as single tokens")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="tokens in a block", ylabel="cost in forward passes of one token")
     axes.legend(frameon=False, fontsize=8)
     return figure
@@ -105,6 +105,7 @@ def position(runs: Sequence[Run]) -> Figure:
         accepted, drafted = summed(chosen(found, strategy=strategy))
         shares = [a / b for a, b in zip(accepted, drafted, strict=True)]
         axes.plot(range(1, len(shares) + 1), shares, marker=marker, ms=4, lw=1, label=strategy)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="place in the draft", ylabel="accepted of those drafted there", ylim=(0, 1.03))
     axes.set_title(subtitle(found), fontsize=10)
     axes.legend(frameon=False)

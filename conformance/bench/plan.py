@@ -18,6 +18,8 @@ class Plan:
     repeats: int = 5
     tokens: int = 96
     prompts: int = 2
+    # The kinds of request that a single prompt is drawn for; None for all there are.
+    workloads: tuple[str, ...] | None = None
     # Neurons in each MLP of the widened fixture: 24 M parameters.
     hidden: int = 15_360
     contexts: tuple[int, ...] = (2048, 8192)
@@ -37,6 +39,7 @@ QUICK = Plan(
     repeats=LEAST_REPEATS,
     tokens=12,
     prompts=1,
+    workloads=("echo", "delete", "prose"),
     hidden=512,
     contexts=(1024,),
     turns=2,

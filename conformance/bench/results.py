@@ -25,10 +25,10 @@ def meta(plan: Plan, model: str) -> dict[str, Any]:
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            versions[name] = version(name)
+            versions[name] = version(name) or "a source tree"
         except PackageNotFoundError:
             versions[name] = "none"
-    return {"model": model, "device": device(), "versions": versions, "plan": vars(plan) | {"contexts": plan.contexts}}
+    return {"model": model, "device": device(), "versions": versions, "plan": vars(plan)}
 
 
 def device() -> str:

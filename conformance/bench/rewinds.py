@@ -117,7 +117,7 @@ def ways() -> dict[str, list[tuple[Any, str, Any]]]:
 
 
 def measure(plan: Plan, progress: Progress) -> Iterator[Row]:
-    for name in WIDE:
+    for name in list(WIDE)[: 1 if plan.quick else None]:
         subject = Subject(model_of(name, plan.quick), min(plan.tokens, TOKENS))
         kv = "+".join(dict.fromkeys(type(c).__name__ for c in make_cache(subject.model)))
         labels = {"model": name, "weights": "bf16", "kind": KINDS[name], "kv": kv, "batch": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from mlx_lm.draft_memory import NgramModTable
@@ -49,7 +50,7 @@ def sweep(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     """Options, on one prompt of each workload; the answer is given where the fixture has none of its own."""
     asked = [
         task
-        for task in tasks.singles(subject, 1)
+        for task in tasks.singles(subject, replace(plan, prompts=1))
         if not subject.fixture or (task.form == GIVEN) == (task.workload in ALSO_GIVEN)
     ]
     every = list(strategies.swept(subject, plan))
@@ -60,8 +61,8 @@ def types(plan: Plan, progress: Progress) -> Iterator[Row]:
     """The widened fixture in the other number types: part of a gain may be a slow baseline."""
     for weights in ("fp16", "fp32"):
         subject = models.larger(plan.hidden, weights)
-        found = {(task.workload, task.form): task for task in tasks.singles(subject, 1)}
-        asked = [found[key] for key in TYPES_SHOWN]
+        found = {(task.workload, task.form): task for task in tasks.singles(subject, replace(plan, prompts=1))}
+        asked = [found[key] for key in TYPES_SHOWN if key in found]
         auto = strategies.main_ones(subject)[:1]
         yield from each(subject, asked, plan, progress, dict.fromkeys(range(len(asked)), auto))
 

@@ -124,7 +124,7 @@ def in_context(subject: Subject, plan: Plan) -> Iterator[Task]:
     """Short requests after a long conversation; the fixture has not learned such contexts, so the answer is given."""
     for context in plan.contexts:
         before = filler(subject, context - 400)
-        for workload in IN_CONTEXT:
+        for workload in IN_CONTEXT[: 1 if plan.quick else None]:
             task = single(workload, 0)
             form = GIVEN if subject.fixture else OWN
             yield replace(task, messages=before + task.messages, size=f"{context // 1024}k", form=form)
@@ -145,9 +145,9 @@ def edits(subject: Subject, plan: Plan) -> Iterator[Task]:
             yield Task(workload, f"{workload} {turn + 1}", asked, answer, form, turn=turn + 1)
 
 
-def singles(subject: Subject, prompts: int) -> Iterator[Task]:
-    for workload in WORKLOADS:
-        for index in range(prompts):
+def singles(subject: Subject, plan: Plan) -> Iterator[Task]:
+    for workload in plan.workloads or WORKLOADS:
+        for index in range(plan.prompts):
             task = single(workload, index)
             yield task
             if workload in ALSO_GIVEN and subject.fixture:
@@ -155,7 +155,7 @@ def singles(subject: Subject, prompts: int) -> Iterator[Task]:
 
 
 def every(subject: Subject, plan: Plan) -> list[Task]:
-    return [*singles(subject, plan.prompts), *edits(subject, plan), *in_context(subject, plan)]
+    return [*singles(subject, plan), *edits(subject, plan), *in_context(subject, plan)]
 
 
 class Dictated:
