@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import venv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm import load
+from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.bench import cells, limit, models, page, peers, report, results, strategies, tasks
 from conformance.bench.cells import Row
@@ -101,7 +105,7 @@ def test_the_twin_leaves_the_cache_of_the_model() -> None:
     by_twin, seconds = wide.prefilled(tokens)
     again, _ = wide.prefilled([*tokens[:-20], *tokens[:10]])
     for asked, cache in ((tokens, by_twin), ([*tokens[:-20], *tokens[:10]], again)):
-        own = models.make_prompt_cache(wide.model)
+        own = make_prompt_cache(wide.model)
         models.fill(wide.model, asked, own)
         block = mx.array([[1, 2]])
         assert mx.array_equal(wide.model(block, cache=own), wide.model(block, cache=cache))
@@ -194,8 +198,8 @@ def test_a_peer_that_cannot_be_installed_is_a_row(
     subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "FOLDER", tmp_path)
-    monkeypatch.setattr(peers.subprocess, "run", lambda *_, **__: peers.subprocess.CompletedProcess([], 1, "", ""))
-    monkeypatch.setattr(peers.venv, "create", lambda *_, **__: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", ""))
+    monkeypatch.setattr(venv, "create", lambda *_, **__: None)
     found = list(peers.measure(subject, replace(PLAN, quick=False), lambda _: None))  # type: ignore[arg-type]
     assert ["pip cannot install" in row["missing"] for row in found] == [True] * len(peers.PEERS)
     assert report.peers([run(peers=found)]).count("missing: ") == len(found)
@@ -210,7 +214,7 @@ def test_tasks_are_the_same_every_time() -> None:
 
 def test_a_saved_model_computes_the_same(tmp_path: Path) -> None:
     wide = models.larger(512)
-    saved, _ = models.load(str(models.save(wide.model, tmp_path / "wide")))
+    saved, _ = load(str(models.save(wide.model, tmp_path / "wide")))
     tokens = mx.array([[5, 6, 7]])
     assert mx.array_equal(saved(tokens), wide.model(tokens))
     assert FIXTURE.exists()

@@ -26,7 +26,7 @@ from conformance.bench.tasks import single
 from conformance.series import DEFAULT, ROOT
 
 FOLDER = ROOT / "vendor" / "bench"
-SHOWN = ("json_rag", "echo", "delete", "code-edit", "qa-short", "prose", "ambiguous")
+SHOWN = ("json_rag", "echo", "code-edit", "qa-short", "prose")
 INSTALL_SECONDS, RUN_SECONDS = 1200, 1800
 
 
@@ -55,7 +55,7 @@ PEERS = (
         "transformers",
         "peer_torch.py",
         ("torch==2.13.0", "transformers"),
-        ({"prompt_lookup_num_tokens": 10}, {"prompt_lookup_num_tokens": 3}),
+        ({"prompt_lookup_num_tokens": 10},),
     ),
 )
 

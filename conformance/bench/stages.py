@@ -39,20 +39,27 @@ def each(
 
 
 def workloads(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """All workloads: the default strategy on every prompt, the others on the first of each."""
+    """All workloads: the default strategy on every prompt, the others on one of each."""
     every, asked = strategies.main_ones(subject), tasks.every(subject, plan)
-    first = {f"{task.workload} {task.turn}" for task in asked}
-    chosen = {i: every if task.name in first else every[:1] for i, task in enumerate(asked)}
+    chosen = {i: every if by_all(subject, task) else every[:1] for i, task in enumerate(asked)}
     yield from each(subject, asked, plan, progress, chosen)
+
+
+def by_all(subject: Subject, task: Task) -> bool:
+    """Whether all strategies decode this one: the first of its class, in the form that is what the class is called."""
+    if task.workload == "edits-long":
+        return False
+    return task.name == f"{task.workload} {task.turn}" and task in in_form(subject, [task])
+
+
+def in_form(subject: Subject, asked: Iterable[Task]) -> list[Task]:
+    """The tasks as their class means them: the answer is given where the fixture has none of its own."""
+    return [task for task in asked if task.form == GIVEN or task.workload not in ALSO_GIVEN or not subject.fixture]
 
 
 def sweep(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     """Options, on one prompt of each workload; the answer is given where the fixture has none of its own."""
-    asked = [
-        task
-        for task in tasks.singles(subject, replace(plan, prompts=1))
-        if not subject.fixture or (task.form == GIVEN) == (task.workload in ALSO_GIVEN)
-    ]
+    asked = in_form(subject, tasks.singles(subject, replace(plan, prompts=1)))
     every = list(strategies.swept(subject, plan))
     yield from each(subject, asked, plan, progress, dict.fromkeys(range(len(asked)), every))
 

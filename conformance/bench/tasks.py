@@ -149,8 +149,10 @@ def singles(subject: Subject, plan: Plan) -> Iterator[Task]:
     for workload in plan.workloads or WORKLOADS:
         for index in range(plan.prompts):
             task = single(workload, index)
-            yield task
-            if workload in ALSO_GIVEN and subject.fixture:
+            given = workload in ALSO_GIVEN and subject.fixture
+            if index == 0 or not given:
+                yield task
+            if given:
                 yield replace(task, form=GIVEN)
 
 
