@@ -101,7 +101,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--draft-model", help="a draft model for --model")
     parser.add_argument("--draft-margin", default=0.0, help="for --model: a number or 'auto', see docs/exactness.md")
     parser.add_argument("--stages", nargs="+", metavar="NAME", help="only these of the stages")
-    parser.add_argument("--repeats", type=int, help="repetitions of each run, %(default)s as planned")
+    parser.add_argument("--repeats", type=int, help="repetitions of each run; a full run has five")
     parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="FILE", help="results.json of other runs")
     parser.add_argument("--render", action="store_true", help="measure nothing, write tables and pictures again")
     parser.add_argument("--check", action="store_true", help="fail if a table is not that of the results")

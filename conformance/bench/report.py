@@ -73,7 +73,7 @@ def subjects(runs: Sequence[Run]) -> str:
 def workloads(runs: Sequence[Run]) -> str:
     """The default strategy on each class of text."""
     found, lines = chosen(rows(runs, "workloads"), strategy=AUTO), []
-    names = ("model", "weights", "workload", "answer", "size")
+    names = ("model", "weights", "workload", "answer", "size", "turn")
     for labels in different(found, *names):
         some = chosen(found, **dict(zip(names, labels, strict=True)))
         prompt = sum(row["prompt_tokens"] for row in some) // len(some)
@@ -84,7 +84,18 @@ def workloads(runs: Sequence[Run]) -> str:
             facts.append(sum(measured) / len(measured) if measured else None)
         facts += [mean(values(some, "ideal")), mean(values(some, "reached"))]
         lines.append([*labels, *facts])
-    head = ["model", "weights", "workload", "answer", "context", "prompt tokens", "speed", "spread", "worst prompt"]
+    head = [
+        "model",
+        "weights",
+        "workload",
+        "answer",
+        "context",
+        "turn",
+        "prompt tokens",
+        "speed",
+        "spread",
+        "worst prompt",
+    ]
     head += ["plain tokens/s", "drafted tokens/s", "prefill tokens/s", "tokens a forward", "fed a token"]
     return table([*head, "accepted", "ideal", "reached"], lines)
 
