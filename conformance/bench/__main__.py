@@ -28,6 +28,7 @@ from conformance.series import ROOT
 
 Stage = Callable[[], Iterable[Row]]
 FIXTURE = "the fixture"
+OUT = (ROOT / "docs" / "benchmarks").resolve()
 
 
 def fixture_stages(plan: Plan, progress: Progress) -> dict[str, Stage]:
@@ -105,7 +106,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="FILE", help="results.json of other runs")
     parser.add_argument("--render", action="store_true", help="measure nothing, write tables and pictures again")
     parser.add_argument("--check", action="store_true", help="fail if a table is not that of the results")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks", help="where results.json is")
+    parser.add_argument("--out", type=Path, default=OUT, help="where results.json is, and a copy of the tables")
     args = parser.parse_args()
     if args.repeats is not None and args.repeats < LEAST_REPEATS:
         parser.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
@@ -138,8 +139,10 @@ def main() -> int:
         return len(wrong) > 0
     if args.quick:
         out = Path(tempfile.mkdtemp(prefix="bench-"))
-        documents = copies(documents, out)
     out.mkdir(parents=True, exist_ok=True)
+    if out.resolve() != OUT:
+        # Results that are elsewhere have their tables there too.
+        documents = copies(documents, out)
     runs = results.load(out / "results.json")
     for path in args.merge:
         runs = results.merged(runs, results.load(path))
