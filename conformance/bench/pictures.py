@@ -59,7 +59,7 @@ def speed_up(runs: Sequence[Run]) -> Figure:
     axes.axvline(1, color="black", lw=1)
     axes.set(yticks=range(len(names)), yticklabels=names, xlabel="times the speed of plain decoding")
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.06), ncols=2, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     axes.set_title(subtitle(found), fontsize=10)
     return figure
 
