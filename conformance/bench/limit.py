@@ -1,0 +1,74 @@
+"""The limit: what blocks cost where they are fed, and so the most that a run can gain by what it drafted."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
+
+from conformance.bench.models import Cache, copied
+
+Costs = dict[int, float]
+Samples = dict[int, list[float]]
+
+
+def block_samples(model: Any, cache: Cache, lengths: Sequence[int], repeats: int) -> Samples:
+    """The seconds of blocks of each length after what the cache holds, the lengths in turns."""
+    samples: Samples = {length: [] for length in lengths}
+    cache = copied(cache)
+    trimmed = can_trim_prompt_cache(cache)
+    # The first round makes room in the cache.
+    for repeat in range(repeats + 1):
+        for length in lengths:
+            used = cache if trimmed else copied(cache)
+            tokens = mx.array([[1 + i % 7 for i in range(length)]])
+            start = time.perf_counter()
+            mx.eval(model(tokens, cache=used))
+            if repeat:
+                samples[length].append(time.perf_counter() - start)
+            if trimmed:
+                trim_prompt_cache(used, length)
+    return samples
+
+
+def relative(samples: Samples) -> Costs:
+    """The medians, in forward passes of one token."""
+    seconds = {length: statistics.median(values) for length, values in samples.items()}
+    return {length: value / seconds[1] for length, value in seconds.items()}
+
+
+def cost(costs: Mapping[int, float], length: int) -> float:
+    """Linear between the lengths that were measured, and on from the last two."""
+    if length in costs:
+        return costs[length]
+    known = sorted(costs)
+    i = min(max(bisect_left(known, length), 1), len(known) - 1)
+    a, b = known[i - 1], known[i]
+    return costs[a] + (costs[b] - costs[a]) * (length - a) / (b - a)
+
+
+def ideal(blocks: Mapping[int, int], tokens: int, costs: Mapping[int, float]) -> float:
+    """The speed of a run whose only cost is its blocks: tokens a forward over what these blocks cost on average."""
+    return tokens / sum(count * cost(costs, length) for length, count in blocks.items())
+
+
+def block_lengths(recorded: Sequence[tuple[int, int]], forwards: int) -> Counter[int]:
+    """How many blocks of each length a run fed: one token and the draft."""
+    lengths = Counter(1 + drafted for _, drafted in recorded)
+    lengths[1] += forwards - len(recorded)
+    return lengths
+
+
+def by_position(recorded: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each place in a draft, how many tokens were accepted there, and how many were drafted."""
+    longest = max((drafted for _, drafted in recorded), default=0)
+    return [
+        (sum(accepted > i for accepted, _ in recorded), sum(drafted > i for _, drafted in recorded))
+        for i in range(longest)
+    ]

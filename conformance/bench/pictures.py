@@ -1,0 +1,135 @@
+"""The pictures, PNG and SVG: made from the results, with what is missing left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from conformance.bench.cells import Row
+from conformance.bench.results import Run, chosen, different, mean, rows, values
+
+# The same bytes from the same results.
+plt.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 10, "axes.grid": True, "grid.alpha": 0.3}
+plt.rcParams |= {"axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False}
+MARKERS = "osD^vPX*"
+
+
+def main_model(runs: Sequence[Run]) -> list[Row]:
+    """The cells of the first run's model."""
+    return rows(runs[:1], "workloads")
+
+
+def labelled(row: Row) -> str:
+    parts = [row["workload"]]
+    if row["size"] != "short":
+        parts.append(row["size"])
+    if row["answer"] == "given":
+        parts.append("(given)")
+    return " ".join(parts)
+
+
+def speed_up(runs: Sequence[Run]) -> Figure:
+    """A bar for each strategy on each workload."""
+    found = main_model(runs)
+    names = list(dict.fromkeys(labelled(row) for row in found))
+    used = [name for (name,) in different(found, "strategy")]
+    figure, axes = plt.subplots(figsize=(8, 0.5 + 0.42 * len(names)), layout="constrained")
+    height = 0.8 / max(len(used), 1)
+    for i, strategy in enumerate(used):
+        places, widths, errors = [], [], []
+        for j, name in enumerate(names):
+            some = [row for row in found if labelled(row) == name and row["strategy"] == strategy]
+            middle = mean(values(some, "speed"))
+            if middle is None or any(not row["parity"] for row in some):
+                continue
+            low, high = min(values(some, "low")), max(values(some, "high"))
+            places.append(j + (i - (len(used) - 1) / 2) * height)
+            widths.append(middle)
+            errors.append((max(middle - low, 0), max(high - middle, 0)))
+        if places:
+            bars = list(zip(*errors, strict=True))
+            axes.barh(places, widths, height, label=strategy, xerr=bars, error_kw={"lw": 0.6, "alpha": 0.6})
+    axes.axvline(1, color="black", lw=1)
+    axes.set(yticks=range(len(names)), yticklabels=names, xlabel="times the speed of plain decoding")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    axes.set_title(subtitle(found), fontsize=10)
+    return figure
+
+
+def subtitle(found: Sequence[Row]) -> str:
+    return f"{found[0]['model']}, {found[0]['weights']}, batch 1" if found else ""
+
+
+def acceptance(runs: Sequence[Run]) -> Figure:
+    """A point for each cell: what is accepted is not what decides, what it cost is."""
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    found = [row for row in main_model(runs) if row["speed"] is not None and row["acceptance"] is not None]
+    for marker, (strategy,) in zip(MARKERS, different(found, "strategy"), strict=False):
+        some = chosen(found, strategy=strategy)
+        axes.plot(values(some, "acceptance"), values(some, "speed"), marker, label=strategy, alpha=0.7)
+    axes.axhline(1, color="black", lw=1)
+    axes.set(xlabel="share of drafted tokens that were accepted", ylabel="times the speed of plain decoding")
+    axes.set_title(subtitle(found), fontsize=10)
+    axes.legend(frameon=False)
+    return figure
+
+
+def block_cost(runs: Sequence[Run]) -> Figure:
+    """A line for each model and context."""
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for marker, row in zip(MARKERS * 4, rows(runs, "blocks"), strict=False):
+        lengths = [int(length) for length in row["costs"]]
+        label = f"{row['model']}, {row['weights']}, {row['context']} tokens"
+        axes.plot(lengths, list(row["costs"].values()), marker=marker, ms=4, lw=1, label=label)
+    longest = max((int(n) for row in rows(runs, "blocks") for n in row["costs"]), default=2)
+    axes.plot([1, longest], [1, longest], "k:", lw=1, label="as dear as single tokens")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="tokens in a block", ylabel="cost in forward passes of one token")
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def position(runs: Sequence[Run]) -> Figure:
+    """How often a draft is still right at each place."""
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    found = main_model(runs)
+    for marker, (strategy,) in zip(MARKERS, different(found, "strategy"), strict=False):
+        accepted, drafted = summed(chosen(found, strategy=strategy))
+        shares = [a / b for a, b in zip(accepted, drafted, strict=True)]
+        axes.plot(range(1, len(shares) + 1), shares, marker=marker, ms=4, lw=1, label=strategy)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="place in the draft", ylabel="accepted of those drafted there", ylim=(0, 1.03))
+    axes.set_title(subtitle(found), fontsize=10)
+    axes.legend(frameon=False)
+    return figure
+
+
+def summed(found: Sequence[Row]) -> tuple[list[int], list[int]]:
+    longest = max((len(row["positions"]) for row in found), default=0)
+    sums: Any = [
+        [sum(row["positions"][i][part] for row in found if i < len(row["positions"])) for i in range(longest)]
+        for part in (0, 1)
+    ]
+    return sums[0], sums[1]
+
+
+PICTURES = {"speed-up": speed_up, "acceptance": acceptance, "block-cost": block_cost, "position": position}
+
+
+def draw(runs: Sequence[Run], folder: Path) -> Iterator[Path]:
+    """Write all pictures; without a run there are none."""
+    for name, make in PICTURES.items() if runs else ():
+        figure = make(runs)
+        for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+            path = folder / f"{name}.{suffix}"
+            figure.savefig(path, dpi=120, metadata=metadata, facecolor="white")
+            yield path
+        plt.close(figure)

@@ -1,0 +1,64 @@
+"""How much is measured: the sizes of a full run and of a quick one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+SEED = "bench 1"
+# Parity and the spread want this many runs of either kind; a quick run only checks that all works.
+LEAST_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run measures, and how often."""
+
+    quick: bool = False
+    repeats: int = 5
+    tokens: int = 88
+    prompts: int = 2
+    # The kinds of request that a single prompt is drawn for; None for all there are.
+    workloads: tuple[str, ...] | None = None
+    # Neurons in each MLP of the widened fixture: 24 M parameters.
+    hidden: int = 15_360
+    contexts: tuple[int, ...] = (2048, 8192)
+    turns: int = 4
+    lengths: tuple[int, ...] = (1, 2, 3, 5, 9, 16)
+    model_contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
+    drafter_contexts: tuple[int, ...] = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
+    draft_lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
+    mod_lengths: tuple[int, ...] = (4, 5, 6, 7, 8)
+    rates: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    clients: tuple[int, ...] = (1, 2, 4, 8)
+
+
+FULL = Plan()
+QUICK = Plan(
+    quick=True,
+    repeats=LEAST_REPEATS,
+    tokens=12,
+    prompts=1,
+    workloads=("echo", "delete", "prose"),
+    hidden=512,
+    contexts=(1024,),
+    turns=2,
+    lengths=(1, 2, 5),
+    model_contexts=(128, 256),
+    drafter_contexts=(1024, 4096),
+    draft_lengths=(4,),
+    mod_lengths=(4,),
+    rates=(0.0, 1.0),
+    clients=(1, 2),
+)
+
+
+class Progress:
+    """One line for each thing that is done, with the time since the start."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self.start), 60)
+        print(f"[{minutes:02d}:{seconds:02d}] {text}", flush=True)

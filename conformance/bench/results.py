@@ -1,0 +1,97 @@
+"""The file of results: runs with their labels, merged with those of other machines."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from conformance.bench.cells import Row
+from conformance.bench.plan import Plan
+
+Run = dict[str, Any]
+PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")
+
+
+def meta(plan: Plan, model: str) -> dict[str, Any]:
+    """What every row of a run shares."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name) or "a source tree"
+        except PackageNotFoundError:
+            versions[name] = "none"
+    return {"model": model, "device": device(), "versions": versions, "plan": vars(plan)}
+
+
+def device() -> str:
+    """The chip, without the name of the machine."""
+    kind = "CPU" if mx.default_device().type == mx.cpu else "GPU"
+    info = mx.device_info() if hasattr(mx, "device_info") else {}
+    chip = info.get("device_name") or processor()
+    return f"{chip}, {kind}, {platform.system()} {platform.machine()}"
+
+
+def processor() -> str:
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown chip"
+
+
+def load(path: Path) -> list[Run]:
+    return list(json.loads(path.read_text())["runs"]) if path.exists() else []
+
+
+def save(path: Path, runs: Sequence[Run]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"runs": runs}, indent=1, default=str) + "\n")
+
+
+def key(run: Run) -> tuple[str, str]:
+    return run["meta"]["model"], run["meta"]["device"]
+
+
+def merged(runs: Iterable[Run], more: Iterable[Run]) -> list[Run]:
+    """A run replaces an earlier one of the same model on the same device, stage by stage."""
+    found = {key(run): run for run in runs}
+    for run in more:
+        found[key(run)] = found.get(key(run), {}) | run
+    return list(found.values())
+
+
+def rows(runs: Iterable[Run], stage: str) -> list[Row]:
+    """The rows of one stage of all runs, each with all its labels."""
+    return [
+        {"device": run["meta"]["device"], "versions": run["meta"]["versions"]} | row
+        for run in runs
+        for row in run.get(stage, [])
+    ]
+
+
+def chosen(rows: Iterable[Row], **labels: Any) -> list[Row]:
+    return [row for row in rows if all(row.get(name) == value for name, value in labels.items())]
+
+
+def values(rows: Iterable[Row], name: str) -> list[float]:
+    """What was measured; a cell without parity has no speed."""
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def mean(found: Sequence[float]) -> float | None:
+    """Geometric, as ratios want it."""
+    return math.exp(statistics.fmean(math.log(value) for value in found)) if found else None
+
+
+def different(rows: Iterable[Row], *names: str) -> list[tuple[Any, ...]]:
+    """The labels that occur, in order."""
+    return list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))

@@ -1,0 +1,106 @@
+"""The stages that decode prompts, and what each of them is for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from mlx_lm.draft_memory import NgramModTable
+
+from conformance.bench import models, strategies, tasks
+from conformance.bench.cells import Row, measure
+from conformance.bench.models import Subject
+from conformance.bench.plan import Plan, Progress
+from conformance.bench.strategies import Strategy
+from conformance.bench.tasks import ALSO_GIVEN, GIVEN, OWN, Task
+
+# What is enough to see what a number type does: two that copy, one that repeats nothing.
+TYPES_SHOWN = (("echo", OWN), ("code-edit", OWN), ("prose", GIVEN))
+
+
+def told(rows: Iterable[Row], progress: Progress, done: str) -> Iterator[Row]:
+    for row in rows:
+        speed = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
+        options = f" {row['options']}" if row["options"] else ""
+        progress(f"{done}: {row['task']}, {row['answer']} answer, {row['size']}: {row['strategy']}{options} {speed}")
+        yield row
+
+
+def each(
+    subject: Subject, asked: list[Task], plan: Plan, progress: Progress, chosen: dict[int, list[Strategy]]
+) -> Iterator[Row]:
+    """Measure all tasks; ``chosen`` has the strategies of the tasks by their index."""
+    strategies.warmed(subject)
+    for i, task in enumerate(asked):
+        done = f"{subject.name} {subject.weights} {i + 1}/{len(asked)}"
+        yield from told(measure(subject, task, chosen[i], plan), progress, done)
+
+
+def workloads(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
+    """All workloads: the default strategy on every prompt, the others on one of each."""
+    every, asked = strategies.main_ones(subject), tasks.every(subject, plan)
+    chosen = {i: every if by_all(subject, task) else every[:1] for i, task in enumerate(asked)}
+    yield from each(subject, asked, plan, progress, chosen)
+
+
+def by_all(subject: Subject, task: Task) -> bool:
+    """Whether all strategies decode this one: the first of its class, in the form that is what the class is called."""
+    if task.workload == "edits-long":
+        return False
+    return task.name == f"{task.workload} {task.turn}" and task in in_form(subject, [task])
+
+
+def in_form(subject: Subject, asked: Iterable[Task]) -> list[Task]:
+    """The tasks as their class means them: the answer is given where the fixture has none of its own."""
+    return [task for task in asked if task.form == GIVEN or task.workload not in ALSO_GIVEN or not subject.fixture]
+
+
+def sweep(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
+    """Options, on one prompt of each workload; the answer is given where the fixture has none of its own."""
+    asked = in_form(subject, tasks.singles(subject, replace(plan, prompts=1)))
+    every = list(strategies.swept(subject, plan))
+    yield from each(subject, asked, plan, progress, dict.fromkeys(range(len(asked)), every))
+
+
+def types(plan: Plan, progress: Progress) -> Iterator[Row]:
+    """The widened fixture in the other number types: part of a gain may be a slow baseline."""
+    for weights in ("fp16", "fp32"):
+        subject = models.larger(plan.hidden, weights)
+        found = {(task.workload, task.form): task for task in tasks.singles(subject, replace(plan, prompts=1))}
+        asked = [found[key] for key in TYPES_SHOWN if key in found]
+        auto = strategies.main_ones(subject)[:1]
+        yield from each(subject, asked, plan, progress, dict.fromkeys(range(len(asked)), auto))
+
+
+def memory(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
+    """Turns of edits with an n-gram memory of the turns before, and with one of what another model said."""
+    strategies.warmed(subject)
+    asked = [task for task in tasks.edits(subject, plan) if task.workload == "edits-short"]
+    if not asked:
+        return
+    last = asked[-1]
+    other = subject.encode([*last.messages, {"role": "assistant", "content": last.answer}], answered=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for task in asked:
+            before = subject.encode(task.messages[:-1], answered=True) if task.turn > 1 else []
+            cold, warm = (
+                saved(subject, texts, Path(folder) / name) for texts, name in (([before], "cold"), ([other], "warm"))
+            )
+            chosen = [reloaded(subject, cold, "cold"), reloaded(subject, warm, "warm")]
+            yield from told(measure(subject, task, chosen, plan), progress, "memory")
+
+
+def saved(subject: Subject, texts: list[list[int]], path: Path) -> Path:
+    strategies.memory(subject, [text for text in texts if text]).save(str(path))
+    return path
+
+
+def reloaded(subject: Subject, path: Path, state: str) -> Strategy:
+    """Every run starts from the same memory."""
+
+    def make(prompt: list[int]) -> object:
+        return strategies.remembered(subject, NgramModTable.load(str(path)), state).make(prompt)
+
+    return Strategy("ngram-mod", make, state=state)

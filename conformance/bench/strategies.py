@@ -1,0 +1,137 @@
+"""What is drafted with: each strategy of the series with the options that published tables swept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.draft import ChainStrategy
+from mlx_lm.draft_generate import ModelDraftStrategy
+from mlx_lm.draft_memory import NgramModStrategy, NgramModTable
+from mlx_lm.draft_plan import vocab_size_of
+from mlx_lm.draft_types import make_draft_strategy
+from mlx_lm.models.cache import make_prompt_cache
+
+from conformance.bench.models import Subject, copied, fill
+from conformance.bench.plan import Plan
+
+AUTO = "suffix"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How to make a drafter for one response, and what the loop is told beside it."""
+
+    name: str
+    make: Callable[[list[int]], Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    state: str = "cold"
+
+    def labels(self) -> dict[str, Any]:
+        said = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return {"strategy": self.name, "options": said, "state": self.state}
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        return {key: value for key, value in self.options.items() if key != "ngram_size"}
+
+
+class Recorded:
+    """Notes how each block went; what the drafter asks for beside the methods is passed on."""
+
+    def __init__(self, strategy: Any) -> None:
+        self.strategy = strategy
+        # (accepted, drafted)
+        self.blocks: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.strategy, name)
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        if n_drafted > 0:
+            self.blocks.append((n_accepted, n_drafted))
+        self.strategy.accept(n_accepted, n_drafted)
+
+
+def observed(strategy: Any, prompt: Sequence[int]) -> Any:
+    strategy.observe(prompt)
+    return strategy
+
+
+def looked_up(subject: Subject, draft_type: str, **options: Any) -> Strategy:
+    size, gated = options.get("ngram_size"), not options.get("disable_adaptive_gate", False)
+
+    def make(prompt: list[int]) -> Any:
+        vocab_size = lambda: vocab_size_of(subject.model)  # noqa: E731
+        return observed(make_draft_strategy(draft_type, vocab_size, ngram_size=size, gated=gated), prompt)
+
+    return Strategy(draft_type, make, options)
+
+
+def remembered(subject: Subject, table: NgramModTable, state: str) -> Strategy:
+    """Drafts from a table that others have filled, and that it fills."""
+    vocab = vocab_size_of(subject.model)
+    return Strategy("ngram-mod", lambda prompt: observed(NgramModStrategy(table, vocab), prompt), state=state)
+
+
+def chained(subject: Subject) -> Strategy:
+    """The longest match, and where there is none, the memory."""
+    suffix, mod = looked_up(subject, "suffix"), looked_up(subject, "ngram-mod")
+    return Strategy("chain", lambda prompt: ChainStrategy([suffix.make(prompt), mod.make(prompt)]))
+
+
+def modelled(subject: Subject, name: str, **options: Any) -> Strategy:
+    """A draft model whose cache holds the prompt already, as the model's own does."""
+    draft = subject.drafts[name]
+    held: dict[tuple[int, ...], list[Any]] = {}
+
+    def make(prompt: list[int]) -> Any:
+        key = tuple(prompt)
+        if key not in held:
+            held.clear()
+            held[key] = make_prompt_cache(draft)
+            fill(draft, prompt, held[key])
+        return ModelDraftStrategy(draft, copied(held[key]))
+
+    # As the draft_model of a user: it drafts this many tokens always.
+    options = {"num_draft_tokens": 2, "disable_adaptive_gate": True} | options
+    return Strategy(f"draft model: {name}", make, options)
+
+
+def main_ones(subject: Subject) -> list[Strategy]:
+    """The first is the default."""
+    lookups = [looked_up(subject, name) for name in (AUTO, "ngram-simple", "ngram-mod")]
+    return lookups + [modelled(subject, name) for name in list(subject.drafts)[:1]]
+
+
+def swept(subject: Subject, plan: Plan) -> Iterator[Strategy]:
+    """The options of the published tables, which drafted a fixed number of tokens, and what main_ones leaves out."""
+    yield looked_up(subject, AUTO)
+    yield chained(subject)
+    for k in plan.draft_lengths:
+        yield looked_up(subject, AUTO, num_draft_tokens=k)
+        for n in (2, 3):
+            yield looked_up(subject, "ngram-simple", ngram_size=n, num_draft_tokens=k, disable_adaptive_gate=True)
+    for k in plan.mod_lengths:
+        yield looked_up(subject, "ngram-mod", ngram_size=16, num_draft_tokens=k, disable_adaptive_gate=True)
+    for name in subject.drafts:
+        for k in (2, 4):
+            yield modelled(subject, name, num_draft_tokens=k)
+
+
+def memory(subject: Subject, texts: Sequence[Sequence[int]]) -> NgramModTable:
+    """A table that has seen some conversations, saved by nobody and read by this one."""
+    table = NgramModTable(vocab_size=vocab_size_of(subject.model))
+    for text in texts:
+        strategy = NgramModStrategy(table)
+        # A long text is learned a slice at a time.
+        for start in range(0, len(text), 256):
+            strategy.observe(text[start : start + 256])
+    return table
+
+
+def warmed(subject: Subject) -> None:
+    """Compile and touch what the first run would pay for."""
+    mx.eval(subject.model(mx.array([[1, 2]]), cache=make_prompt_cache(subject.model)))

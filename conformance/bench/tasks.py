@@ -1,0 +1,173 @@
+"""What is asked: conversations drawn with a fixed seed, for each class of text that others have measured.
+
+The fixture repeats a text, changes a name or a value, and looks records up; asked for anything else it writes
+something. So a class has up to two forms: "own", where the model answers as it does, and "given", where the answer is
+known and the logits are made to say it. The model computes everything in both; only the choice of the token is
+dictated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+from conformance import workloads
+from conformance.bench.models import Cache, Subject
+from conformance.bench.plan import SEED, Plan
+from conformance.streams import CHARS_PER_TOKEN, corpus
+from conformance.workloads import Corpus, Message, chat, fenced
+
+OWN, GIVEN = "own", "given"
+# What a text of a short prompt is long, in tokens of the fixture, and one that is edited turn after turn.
+SHORT, LONG = 220, 600
+FILLERS = ("rename", "echo", "json", "lookup", "quote")
+
+Draw = Callable[[random.Random, Corpus, int], list[Message]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A request with the conversation before it, and its answer where that is given."""
+
+    workload: str
+    name: str
+    messages: list[Message]
+    answer: str
+    form: str = OWN
+    size: str = "short"
+    turn: int = 1
+
+    def labels(self) -> dict[str, str | int]:
+        return {
+            "workload": self.workload,
+            "task": self.name,
+            "answer": self.form,
+            "size": self.size,
+            "turn": self.turn,
+        }
+
+    def tokens(self, subject: Subject) -> tuple[list[int], list[int]]:
+        """The prompt, and prompt and answer where the answer is given."""
+        prompt = subject.encode(self.messages)
+        if self.form == OWN:
+            return prompt, []
+        tokenizer = subject.tokenizer
+        answer = tokenizer.encode(self.answer, add_special_tokens=False)
+        return prompt, [*prompt, *answer, tokenizer.eos_token_id]
+
+
+def summary(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
+    """The sentences of a text that it begins with, as extracts are made."""
+    text = corpus.paragraph(rng, chars)
+    return chat(f"Summarise this.\n{fenced(text)}", text[: chars // 3].rsplit(" ", 1)[0] + ".")
+
+
+def ambiguous(rng: random.Random, _: Corpus, chars: int) -> list[Message]:
+    """A few 3-grams in random order: the end of the text always matches, and what follows is chance."""
+    names = "item value count total first last node path".split()
+    grams = [" ".join(rng.choice(names) for _ in range(3)) for _ in range(8)]
+    text = " ".join(rng.choice(grams) for _ in range(chars // 12))
+    return chat(f"Write prose.\n{fenced(text)}", " ".join(rng.choice(grams) for _ in range(chars // 12)))
+
+
+def drawn(*kinds: str) -> Draw:
+    return lambda rng, corpus, chars: workloads.draw(rng, corpus, rng.choice(kinds), chars)
+
+
+WORKLOADS: dict[str, Draw] = {
+    "json_rag": drawn("json"),
+    "passage": lambda rng, corpus, chars: workloads.repeat(corpus.paragraph(rng, chars)),
+    "code": drawn("replace"),
+    "echo": lambda rng, corpus, chars: workloads.repeat(corpus.snippet(rng, chars)),
+    "delete": drawn("delete"),
+    "code-edit": drawn("rename"),
+    "qa-short": drawn("quote", "lookup"),
+    "agent": drawn("agent"),
+    "summarise": summary,
+    "tools": drawn("tool"),
+    "prose": drawn("prose"),
+    "ambiguous": ambiguous,
+}
+# What the fixture does not do as it is asked.
+ALSO_GIVEN = ("code", "delete", "agent", "summarise", "prose", "ambiguous")
+IN_CONTEXT = ("echo", "code-edit", "qa-short")
+
+
+def conversation(rng: random.Random, draw: Draw, tokens: int, least: int = 0) -> list[Message]:
+    """Not every text suits every request: draw until one does."""
+    while True:
+        messages = draw(rng, corpus(), int(tokens * CHARS_PER_TOKEN))
+        if messages and len(messages) > least:
+            return messages
+
+
+def single(workload: str, index: int, tokens: int = SHORT) -> Task:
+    rng = random.Random(f"{SEED} {workload} {index}")
+    *messages, answer = conversation(rng, WORKLOADS[workload], tokens)
+    return Task(workload, f"{workload} {index + 1}", messages, answer["content"])
+
+
+def filler(subject: Subject, tokens: int) -> list[Message]:
+    """Earlier requests and answers, about this many tokens of them."""
+    rng = random.Random(f"{SEED} filler")
+    messages: list[Message] = []
+    while not messages or len(subject.encode(messages, answered=True)) < tokens:
+        messages += conversation(rng, drawn(*FILLERS), 300)
+    return messages
+
+
+def in_context(subject: Subject, plan: Plan) -> Iterator[Task]:
+    """Short requests after a long conversation; the fixture has not learned such contexts, so the answer is given."""
+    for context in plan.contexts:
+        before = filler(subject, context - 400)
+        for workload in IN_CONTEXT[: 1 if plan.quick else None]:
+            task = single(workload, 0)
+            form = GIVEN if subject.fixture else OWN
+            yield replace(task, messages=before + task.messages, size=f"{context // 1024}k", form=form)
+
+
+def edits(subject: Subject, plan: Plan) -> Iterator[Task]:
+    """Edits of one text, turn after turn; the earlier answers are the right ones."""
+    for workload, tokens in (("edits-short", SHORT), ("edits-long", LONG)):
+        rng = random.Random(f"{SEED} {workload}")
+
+        def draw(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
+            return workloads.edit_chat(rng, corpus.snippet(rng, chars), plan.turns)
+
+        messages = conversation(rng, draw, tokens, least=2 * plan.turns - 1)
+        for turn in range(plan.turns):
+            form = GIVEN if subject.fixture else OWN
+            asked, answer = messages[: 2 * turn + 1], messages[2 * turn + 1]["content"]
+            yield Task(workload, f"{workload} {turn + 1}", asked, answer, form, turn=turn + 1)
+
+
+def singles(subject: Subject, plan: Plan) -> Iterator[Task]:
+    for workload in plan.workloads or WORKLOADS:
+        for index in range(plan.prompts):
+            task = single(workload, index)
+            given = workload in ALSO_GIVEN and subject.fixture
+            if index == 0 or not given:
+                yield task
+            if given:
+                yield replace(task, form=GIVEN)
+
+
+def every(subject: Subject, plan: Plan) -> list[Task]:
+    return [*singles(subject, plan), *edits(subject, plan), *in_context(subject, plan)]
+
+
+class Dictated:
+    """A model that computes everything and then says what it is told: the logits of a known continuation."""
+
+    def __init__(self, model: Any, text: list[int]) -> None:
+        self.model, self.text = model, mx.array([*text, *text[-1:]])
+
+    def __call__(self, inputs: mx.array, cache: Cache) -> mx.array:
+        logits = self.model(inputs, cache=cache)
+        end = cache[0].offset + 1
+        wanted = self.text[mx.minimum(mx.arange(end - inputs.shape[1], end), len(self.text) - 1)]
+        return mx.where(mx.arange(logits.shape[-1]) == wanted[:, None], 1e3, logits)
