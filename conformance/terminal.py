@@ -27,7 +27,7 @@ PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
 _CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x01\x02\r]")
 _TURN = re.compile(
     r"(?P<text>.*)\n  (?P<tokens>\d+) tokens · [\d.]+ tok/s · prompt [\d.]+ tok/s · peak [\d.]+ GB\n"
-    r"(  (?P<drafting>\w+, [^\n]*)\n)?",
+    r"(  Drafting: (?P<drafting>[^\n]*)\n)?",
     re.DOTALL,
 )
 _DRAFTING = re.compile(r"(\w+), (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward(, [\w ]+)?")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.demo import FIXTURE
-from conformance.forwarding import COMMANDS, module_of
+from conformance.forwarding import COMMANDS, module_of, parser_of
 from conformance.prompts import CODE, PROMPTS
 from conformance.workloads import fenced
 
@@ -108,8 +108,10 @@ CONTRADICTIONS = {
 def test_contradictions_are_errors_before_a_model_is_loaded(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = module_of(command)
+    module, known = module_of(command), parser_of(command).format_help()
     for typed, named in CONTRADICTIONS[command].items():
+        if "--image" in typed and "--image" not in known:  # 0.32.0
+            continue
         monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", "--model", "nowhere/nothing", *typed.split()])
         with pytest.raises(SystemExit) as ended:
             module.main()
