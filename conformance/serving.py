@@ -72,7 +72,7 @@ class Client:
         return read_stream(response)
 
     def healthy(self) -> bool:
-        return requests.get(self.url + "/health", timeout=self.timeout).status_code == 200
+        return bool(requests.get(self.url + "/health", timeout=self.timeout).status_code == 200)
 
     def raw(self, request: bytes) -> bytes:
         """Send bytes as they are, say that no more will follow, and read until the server closes."""
