@@ -18,7 +18,7 @@ from pathlib import Path
 from conformance.series import PATCHES, checkout, commits, git, unpack
 from conformance.surface import functions, modules, signature
 from conformance.trees import Done, run_tests
-from conformance.upstream import KNOWN, outcome, related
+from conformance.upstream import AS_ON_STOCK, KNOWN, outcome, related, with_model
 
 
 def own_tests(patch: str) -> list[str]:
@@ -29,11 +29,11 @@ def with_and_without(number: int, folder: Path) -> tuple[Done, Done]:
     """Run a patch's own tests on the series up to it, and on the series up to the one before."""
     tests = own_tests(PATCHES[number - 1].read_text())
     history = commits()
-    with_patch, without = (unpack(history[n], folder / str(n)) for n in (number, number - 1))
-    passed = run_tests(with_patch, *tests)
+    with_patch, without = (with_model(unpack(history[n], folder / str(n))) for n in (number, number - 1))
+    passed = run_tests(with_patch, *tests, *AS_ON_STOCK)
     for test in tests:
         (without / test).write_bytes((with_patch / test).read_bytes())
-    return passed, run_tests(without, *tests)
+    return passed, run_tests(without, *tests, *AS_ON_STOCK)
 
 
 @dataclass

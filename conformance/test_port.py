@@ -82,7 +82,7 @@ def goes_on(clone: Clone, source: Path, checkout: Path, said: str) -> None:
     assert "under way" in clone.run("port.sh", "--source", str(source)).stderr
     settled = re.sub(r"^<{7}.*?^={7}\n(.*?)^>{7}.*?\n", r"\1", cache.read_text(), flags=re.MULTILINE | re.DOTALL)
     cache.write_text(settled)
-    assert re.search(rf"git -C \S*{checkout.name}\S* add --all && git -C \S*{checkout.name}\S* am --continue\n", said)
+    assert re.search(rf"git -C .*{checkout.name}'? add --all && git -C .*{checkout.name}'? am --continue\n", said)
     git(checkout, "add", "--all")
     git(checkout, "am", "--continue")
     # All but the one that the release has.

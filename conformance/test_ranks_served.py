@@ -98,7 +98,7 @@ def chat(command: list[str]) -> list[str]:
 def said(printed: str) -> str:
     """The answers, without what a terminal draws and what a turn took."""
     printed = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x01\x02]", "", printed)
-    drawn = r"tok/s|tokens-per-forward|[\u2500-\u257f\u203a]"
+    drawn = r"tok/s|Drafting: |[\u2500-\u257f\u203a]"
     lines = [line for line in printed.splitlines() if not re.search(drawn, line)]
     return "\n".join(line for line in lines if line.strip())
 

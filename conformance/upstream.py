@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from conformance.stand_in import write
 from conformance.trees import run_tests
 
 FILES = ["test_prompt_cache", "test_generate", "test_server", "test_models", "test_gated_delta", "test_sample_utils"]
@@ -25,6 +26,16 @@ KNOWN = {
     "test_server.py::TestServer::test_handle_completions": FLAT,
     "test_server.py::TestServer::test_handle_models": "it lists the models of the hub's cache, which is empty",
 }
+
+
+# A run without them.
+AS_ON_STOCK = [f"--deselect=tests/{test}" for test in KNOWN]
+
+
+def with_model(tree: Path) -> Path:
+    """A tree with the stand-in for the model that its tests load."""
+    write(tree)
+    return tree
 
 
 def outcome(tree: Path, tests: Iterable[str]) -> tuple[int, set[str]]:
