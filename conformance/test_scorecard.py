@@ -12,13 +12,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.scorecard.__main__ import main
-from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Run, kept, load
+from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Run, kept, load, names
 from conformance.scorecard.page import page
 from conformance.scorecard.rows import ROWS, THIS_REPOSITORY, Row, find, matches, part
 from conformance.scorecard.table import filled, table
@@ -158,6 +159,9 @@ def test_a_test_without_a_row_leaves_no_file(tmp_path: Path) -> None:
     assert card == {}
 
 
+REASON = f"Because it is <so> {'and so ' * 9}on. And more."
+
+
 def green(**outcomes: str) -> dict[str, Any]:
     """A run in which a test of each row passed, but for the rows that are named."""
     about = {"release": "1.2.3", "flavour": "patched", "mlx-lm": "1.2.3+lookup.9", "mlx": "0.9", "python": "3.11"}
@@ -168,7 +172,7 @@ def green(**outcomes: str) -> dict[str, Any]:
         if outcome == "gone":
             del rows[row.name]
         elif outcome:
-            rows[row.name][f"{row.name}::1"] |= {"outcome": outcome, "reason": "Because it is <so>. And more."}
+            rows[row.name][f"{row.name}::1"] |= {"outcome": outcome, "reason": REASON}
     return about | {"device": "a chip", "whole": True, "rows": rows}
 
 
@@ -197,10 +201,10 @@ def test_conformant_does_not_need_the_scripts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("outcome", "state", "verdict", "light"),
     [
-        ("failed", FAILED, "1 failed", "🔴 1 of 2, 1 failed [1]"),
-        ("expected", EXPECTED, "1 expected to fail", "🟡 1 of 2, 1 expected to fail [1]"),
-        ("skipped", SKIPPED, "1 skipped", "⚪ 1 of 2, 1 skipped [1]"),
-        ("left out", LEFT_OUT, "1 left out", "⚪ 1 of 2, 1 left out [1]"),
+        ("failed", FAILED, "1 failed", "🔴 1 of 2 [1]"),
+        ("expected", EXPECTED, "1 expected to fail", "🟡 1 of 2 [1]"),
+        ("skipped", SKIPPED, "1 skipped", "⚪ 1 of 2 [1]"),
+        ("left out", LEFT_OUT, "1 left out", "⚪ 1 [1]"),
         ("gone", NOT_RUN, "no test of C5 processors", "—"),
     ],
 )
@@ -212,8 +216,9 @@ def test_one_test_withholds_the_word(tmp_path: Path, outcome: str, state: str, v
     assert f"**{CONFORMANT}**" not in table(runs)
     assert f"</b> {CONFORMANT}</span>" not in page(runs)
     if outcome != "gone":
-        assert f"\n1. {outcome}: Because it is &lt;so>.\n" in table(runs)
-        assert "Because it is &lt;so&gt;. And more." in page(runs)
+        note = REASON.removesuffix(" And more.").replace("<", "&lt;")
+        assert f"\n1. {outcome}: {note}\n" in table(runs)
+        assert escape(REASON) in page(runs)
         assert "<code>C5 processors::1</code>" in page(runs)
 
 
@@ -246,6 +251,12 @@ def test_what_is_kept_gives_the_same_table_and_page(tmp_path: Path) -> None:
     newer = tmp_path / "newer.json"
     newer.write_text(json.dumps(green()))
     assert [run.verdict for run in load([tmp_path / "kept.json", newer])] == [CONFORMANT] * 3
+
+
+def test_runs_of_one_release_are_told_apart(tmp_path: Path) -> None:
+    runs = [green(), green() | {"mlx": "0.8"}, green() | {"mlx": "0.8", "device": "b chip"}, green() | {"flavour": "x"}]
+    first, *others = (f"1.2.3 patched, mlx {more}" for more in ("0.9", "0.8, a chip", "0.8, b chip"))
+    assert names(loaded(tmp_path, *runs)) == [first, *others, "1.2.3 x"]
 
 
 def test_the_page_needs_no_network(tmp_path: Path) -> None:

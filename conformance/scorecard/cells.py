@@ -50,12 +50,16 @@ class Cell:
         return sum(self.counts.values())
 
     @property
+    def run(self) -> int:
+        """The tests that were not left out."""
+        return self.tests - self.counts[LEFT_OUT]
+
+    @property
     def state(self) -> str:
         """The worst outcome; conformant only if every test passed, and there is one."""
-        counts = self.counts
-        if not set(counts) - {LEFT_OUT}:
+        if not self.run:
             return NOT_RUN
-        return next((outcome for outcome in SAID if counts[outcome]), CONFORMANT)
+        return next((outcome for outcome in SAID if self.counts[outcome]), CONFORMANT)
 
     @property
     def said(self) -> str:
@@ -63,7 +67,7 @@ class Cell:
         counts = self.counts
         others = [f"{counts[outcome]:,} {word}" for outcome, word in SAID.items() if counts[outcome]]
         if not others:
-            return f"{self.passed:,}" if self.passed else NOT_RUN
+            return f"{self.passed:,}" if self.run else NOT_RUN
         return ", ".join([f"{self.passed:,} of {self.tests:,}", *others])
 
 
@@ -110,11 +114,7 @@ class Run:
     @property
     def empty(self) -> list[str]:
         """The rows without a test. The scripts and the patches are tested with the default release only."""
-        return [
-            row.name
-            for row in ROWS
-            if row.group != THIS_REPOSITORY and not self.cell(row.name).counts.keys() - {LEFT_OUT}
-        ]
+        return [row.name for row in ROWS if row.group != THIS_REPOSITORY and not self.cell(row.name).run]
 
     @property
     def verdict(self) -> str:
@@ -123,7 +123,7 @@ class Run:
         counts = self.total.counts
         said = [f"{counts[outcome]:,} {word}" for outcome, word in SAID.items() if counts[outcome]]
         if self.empty:
-            said.append(f"no test of {', '.join(self.empty)}")
+            said.append(f"no test of {self.empty[0] if len(self.empty) == 1 else f'{len(self.empty)} rows'}")
         return ", ".join(said)
 
 
@@ -169,6 +169,14 @@ def order(run: Run) -> tuple[Any, ...]:
 
     about = run.about
     return numbers(about["release"]), about["flavour"], numbers(about["mlx"]), about["device"]
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    """What tells the runs apart: releases and flavours, and where that is not enough their mlx and device, too."""
+    found = [run.name for run in runs]
+    for more in ([f"mlx {run.about['mlx']}" for run in runs], [run.about["device"] for run in runs]):
+        found = [f"{n}, {m}" if found.count(n) > 1 else n for n, m in zip(found, more, strict=True)]
+    return found
 
 
 def kept(runs: Sequence[Run]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Cell, Run
+from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Cell, Run, names
 from conformance.scorecard.rows import ROWS, Row
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -35,15 +35,6 @@ def told(cell: Cell, text: str, name: str, link: str = "") -> str:
     return f'<td data-name="{escape(name)}">{shown}{behind(cell)}</td>'
 
 
-def names(runs: Sequence[Run]) -> list[str]:
-    """What tells the runs apart: releases and flavours, and where that is not enough their mlx and device."""
-    short = [run.name for run in runs]
-    return [
-        run.name if short.count(run.name) == 1 else f"{run.name}, mlx {run.about['mlx']}, {run.about['device']}"
-        for run in runs
-    ]
-
-
 def head(runs: Sequence[Run], first: str) -> str:
     return f"<thead><tr><th>{first}</th>{''.join(f'<th>{escape(name)}</th>' for name in names(runs))}</tr></thead>"
 
@@ -55,7 +46,7 @@ def summary(runs: Sequence[Run]) -> str:
         text = " ".join(f"{key} {run.about[key]}," for key in ("mlx-lm", "mlx", "python"))
         total = run.total
         link = f'<a href="#why-{i}">what did not pass, and why</a>' if total.why else ""
-        about = f"<p>{total.tests:,} tests {behind(total)}</p><p>{escape(text)} {escape(run.about['device'])}</p>"
+        about = f"<p>{total.run:,} tests {behind(total)}</p><p>{escape(text)} {escape(run.about['device'])}</p>"
         return f'<div class="card"><h3>{escape(name)}</h3>{badge(run.state, run.verdict)}{about}{link}</div>'
 
     return "".join(card(i, run, name) for i, (run, name) in enumerate(zip(runs, names(runs), strict=True)))

@@ -5,22 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, SKIPPED, Cell, Run
+from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, SKIPPED, Cell, Run, names
 from conformance.scorecard.rows import ROWS
 
 MARKED = re.compile(r"(<!-- scorecard -->\n).*?(<!-- end scorecard -->)", re.DOTALL)
 LIGHTS = {CONFORMANT: "🟢", EXPECTED: "🟡", SKIPPED: "⚪", LEFT_OUT: "⚪", FAILED: "🔴"}
-LONGEST = 240
+# Characters of a reason: its first sentences up to the one that passes the least, and no more than the most.
+LEAST, MOST = 60, 240
 
 
 def short(reason: str) -> str:
-    """The first sentence of a reason."""
-    found = (
-        re.match(r"(.+?[.:])(\s|$)", reason.split(": ", 1)[1]) if reason.startswith("Upstream model fault") else None
-    )
-    text = f"{reason.split(': ', 1)[0]}: {found[1]}" if found else re.split(r"(?<=\.)\s", reason, maxsplit=1)[0]
-    text = text if len(text) <= LONGEST else text[: LONGEST - 1].rsplit(" ", 1)[0] + "…"
-    return text.rstrip(":").replace("|", "\\|").replace("<", "&lt;")
+    """The beginning of a reason, in whole sentences if they are not too long."""
+    text = ""
+    for sentence in re.split(r"(?<=\.)\s+", reason):
+        if len(text) < LEAST:
+            text = f"{text} {sentence}".strip()
+    text = text if len(text) <= MOST else text[: MOST - 1].rsplit(" ", 1)[0] + "…"
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 class Notes:
@@ -43,12 +44,15 @@ class Notes:
 
 
 def shown(cell: Cell, notes: Notes) -> str:
-    return f"{LIGHTS[cell.state]} {cell.said}{notes.of(cell)}" if cell.state in LIGHTS else "—"
+    if cell.state not in LIGHTS:
+        return "—"
+    of = f" of {cell.run:,}" if cell.run > cell.passed else ""
+    return f"{LIGHTS[cell.state]} {cell.passed:,}{of}{notes.of(cell)}"
 
 
 def behind(run: Run) -> str:
     total = run.total
-    return f"{total.tests:,} tests, {total.examples:,} examples, {total.tokens:,} tokens"
+    return f"{total.run:,} tests, {total.examples:,} examples, {total.tokens:,} tokens"
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -56,7 +60,7 @@ def table(runs: Sequence[Run]) -> str:
         return "No run is kept in docs/scorecard.json yet.\n"
     notes = Notes()
     lines = [
-        ["", *(run.name for run in runs)],
+        ["", *names(runs)],
         ["---"] * (len(runs) + 1),
         ["**the whole**", *(f"**{run.verdict}**" for run in runs)],
         *([row.name, *(shown(run.cell(row.name), notes) for run in runs)] for row in ROWS),
