@@ -153,6 +153,12 @@ def test_what_was_not_reached_is_left_out(tmp_path: Path) -> None:
     }
 
 
+def test_a_list_of_tests_leaves_no_file(tmp_path: Path) -> None:
+    said, card = outcomes(tmp_path, "--collect-only")
+    assert "scorecard: not written. Nothing was run." in said
+    assert card == {}
+
+
 def test_a_test_without_a_row_leaves_no_file(tmp_path: Path) -> None:
     said, card = outcomes(tmp_path, names=NAMES[:-1])
     assert "scorecard: not written. test_some.py::test_here falls in no row" in said

@@ -112,6 +112,6 @@ def page(runs: Sequence[Run]) -> str:
         "SUMMARY": summary(runs) or "<p>No run is kept yet.</p>",
         "ROWS": rows(runs) if runs else "",
         "PARTS": "".join(parts(row, runs) for row in ROWS),
-        "WHY": whys or "<p>Nothing: every test passed.</p>",
+        "WHY": whys or "<p>Nothing.</p>",
     }
     return re.sub(r"<!-- ([A-Z]+) -->", lambda found: filled[found[1]], TEMPLATE.read_text("utf-8"))

@@ -85,6 +85,9 @@ class Plugin:
         if hasattr(config, "workeroutput"):
             config.workeroutput["scorecard"] = sorted(self.left_out)
             return
+        if config.option.collectonly:
+            self.said = "scorecard: not written. Nothing was run."
+            return
         for test in (self.collected | self.left_out) - set(self.tests):
             self.tests[test] = {"outcome": LEFT_OUT}
         rows: dict[str, dict[str, Any]] = {}
