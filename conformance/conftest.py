@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,14 +15,26 @@ import pytest
 from mlx_lm import load
 
 from conformance.demo import FIXTURE
+from conformance.device import device
 from conformance.expectations import FOLDER, Plugin
 from conformance.faults import Fault
+from conformance.scorecard import plugin as scorecard
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--scorecard", type=Path, metavar="FILE", help="write what each test came to; it has to be --scorecard=FILE"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     flavour = "patched" if find_spec("mlx_lm.draft") else "stock"
     release = mlx_lm.__version__.split("+")[0]
     config.pluginmanager.register(Plugin(FOLDER / f"{release}-{flavour}.txt"), "expectations")
+    if (path := config.getoption("--scorecard")) is not None:
+        about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
+        about |= {"device": device(), "python": platform.python_version()}
+        config.pluginmanager.register(scorecard.Plugin(path, about), "scorecard")
 
 
 def pytest_report_header() -> str:

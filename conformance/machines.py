@@ -39,6 +39,7 @@ from mlx_lm.models.deepseek_v41 import LayerCache
 
 from conformance.feeding import LONGEST, WIDTH, compare, feed, leaves, lost_to_the_mask, metadata
 from conformance.reference import Block, Grouped, Recurrent, Reference, View, chunk, everything, window
+from conformance.tally import TALLY
 
 COMMON: dict[str, Any] = {"stateful_step_count": 25, "deadline": None, "database": None, "report_multiple_bugs": False}
 # To shorten a program that fails takes minutes: the full profile does it.
@@ -115,6 +116,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(size=st.integers(5, 9), data=st.data())
     def start(self, size: int, data: st.DataObject) -> None:
+        TALLY["examples"] += 1
         self.world = self.first(size, data)
         self.probe()
 

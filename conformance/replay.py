@@ -11,6 +11,7 @@ from mlx_lm.generate import generate_step, generation_stream
 
 from conformance.architectures import make_cache
 from conformance.drafters import Scripted
+from conformance.tally import TALLY
 
 # Stock releases have none, and are measured too.
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def drafted(model: Any, prompt: list[int], n: int, drafter: Scripted, stats: Dra
         max_tokens=n,
         stats=stats,
     )
-    return Run([(token, logprobs) for token, logprobs, _ in steps], next_turn(model, cache))
+    pairs = [(token, logprobs) for token, logprobs, _ in steps]
+    TALLY["tokens"] += len(pairs)
+    return Run(pairs, next_turn(model, cache))
 
 
 def in_blocks(model: Any, prompt: list[int], tokens: list[int], length: int) -> list[mx.array]:

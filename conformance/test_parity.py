@@ -14,6 +14,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from conformance.demo import FIXTURE
 from conformance.prompts import PROMPTS
+from conformance.tally import TALLY
 
 MAX_TOKENS = 160
 
@@ -32,7 +33,9 @@ def plain(model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS, **kwargs:
 def drafted(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[tuple[int, mx.array, bool]]:
     mx.random.seed(1)
     kwargs = {"max_tokens": MAX_TOKENS, "disable_adaptive_gate": True} | kwargs
-    return list(prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=n, **kwargs))
+    steps = list(prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=n, **kwargs))
+    TALLY["tokens"] += len(steps)
+    return steps
 
 
 @pytest.fixture(scope="module")

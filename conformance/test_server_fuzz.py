@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from conformance.bodies import bodies, malformed
 from conformance.serving import CHAT, TEXT, Client, Server, read_stream, serve
+from conformance.tally import TALLY
 
 COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 QUICK = settings(max_examples=150, derandomize=True, phases=[Phase.generate], **COMMON)
@@ -69,12 +70,14 @@ def check_raw(client: Client, request: bytes) -> None:
 @PROFILE
 @given(body=bodies(), path=st.sampled_from([CHAT, TEXT]))
 def test_bodies(server: Server, body: dict[str, Any], path: str) -> None:
+    TALLY["examples"] += 1
     check(server, body, path)
 
 
 @RAW
 @given(request=malformed())
 def test_malformed_requests(server: Server, request: bytes) -> None:
+    TALLY["examples"] += 1
     check_raw(server, request)
 
 

@@ -11,10 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from conformance.bench.cells import Row
 from conformance.bench.plan import Plan
+from conformance.device import device
 
 Run = dict[str, Any]
 PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")
@@ -29,23 +28,6 @@ def meta(plan: Plan, model: str) -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "none"
     return {"model": model, "device": device(), "versions": versions, "plan": vars(plan)}
-
-
-def device() -> str:
-    """The chip, without the name of the machine."""
-    kind = "CPU" if mx.default_device().type == mx.cpu else "GPU"
-    info = mx.device_info() if hasattr(mx, "device_info") else {}
-    chip = info.get("device_name") or processor()
-    return f"{chip}, {kind}, {platform.system()} {platform.machine()}"
-
-
-def processor() -> str:
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown chip"
 
 
 def load(path: Path) -> list[Run]:

@@ -1,0 +1,117 @@
+"""One HTML page: no network, no script, and readable on a phone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Cell, Run, names
+from conformance.scorecard.rows import ROWS, Row
+
+TEMPLATE = Path(__file__).with_name("page.html")
+SIGNS = {CONFORMANT: "✓", EXPECTED: "!", SKIPPED: "○", LEFT_OUT: "○", FAILED: "✗", NOT_RUN: "—"}
+
+
+def slug(text: str) -> str:
+    return re.sub(r"\W+", "-", text).strip("-").lower()
+
+
+def badge(state: str, text: str) -> str:
+    return f'<span class="badge {slug(state)}"><b>{SIGNS[state]}</b> {escape(text)}</span>'
+
+
+def behind(cell: Cell) -> str:
+    """What is counted below the tests."""
+    counts = [f"{n:,} {name}" for name, n in (("examples", cell.examples), ("tokens", cell.tokens)) if n]
+    return f"<small>{', '.join(counts)}</small>" if counts else ""
+
+
+def told(cell: Cell, text: str, name: str, link: str = "") -> str:
+    """A cell of a table; one that did not pass leads to its reasons."""
+    shown = badge(cell.state, text)
+    shown = f'<a href="#{link}">{shown}</a>' if link and cell.why else shown
+    return f'<td data-name="{escape(name)}">{shown}{behind(cell)}</td>'
+
+
+def head(runs: Sequence[Run], first: str) -> str:
+    return f"<thead><tr><th>{first}</th>{''.join(f'<th>{escape(name)}</th>' for name in names(runs))}</tr></thead>"
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """A card a run."""
+
+    def card(i: int, run: Run, name: str) -> str:
+        text = " ".join(f"{key} {run.about[key]}," for key in ("mlx-lm", "mlx", "python"))
+        total = run.total
+        link = f'<a href="#why-{i}">what did not pass, and why</a>' if total.why else ""
+        about = f"<p>{total.run:,} tests {behind(total)}</p><p>{escape(text)} {escape(run.about['device'])}</p>"
+        return f'<div class="card"><h3>{escape(name)}</h3>{badge(run.state, run.verdict)}{about}{link}</div>'
+
+    return "".join(card(i, run, name) for i, (run, name) in enumerate(zip(runs, names(runs), strict=True)))
+
+
+def line(row: Row, runs: Sequence[Run]) -> str:
+    cells = [run.cell(row.name) for run in runs]
+    text = "".join(
+        told(cell, cell.said, name, f"why-{i}-{slug(row.name)}")
+        for i, (cell, name) in enumerate(zip(cells, names(runs), strict=True))
+    )
+    return f"<tr><th>{escape(row.name)}<small>{escape(row.about)}</small></th>{text}</tr>"
+
+
+def rows(runs: Sequence[Run]) -> str:
+    lines, group = [], ""
+    for row in ROWS:
+        if row.group != group:
+            group = row.group
+            lines.append(f'<tr class="group"><th colspan="{len(runs) + 1}">{escape(group)}</th></tr>')
+        lines.append(line(row, runs))
+    return f"<table>{head(runs, '')}<tbody>{''.join(lines)}</tbody></table>"
+
+
+def parts(row: Row, runs: Sequence[Run]) -> str:
+    """What a row is made of, closed until it is asked for."""
+    found = sorted({part for run in runs for part in run.rows.get(row.name, {})})
+    if not found:
+        return ""
+    lines = []
+    for part in found:
+        cells = [run.rows.get(row.name, {}).get(part, Cell()) for run in runs]
+        told_all = "".join(told(cell, cell.said, name) for cell, name in zip(cells, names(runs), strict=True))
+        lines.append(f"<tr><th>{escape(part)}</th>{told_all}</tr>")
+    return (
+        f"<details><summary>{escape(row.name)} <small>{len(found)}</small></summary>"
+        f'<div class="wide"><table>{head(runs, "")}<tbody>{"".join(lines)}</tbody></table></div></details>'
+    )
+
+
+def reasons(cell: Cell) -> Iterable[str]:
+    for (outcome, reason), tests in cell.why.items():
+        listed = "".join(f"<li><code>{escape(test)}</code></li>" for test in tests)
+        yield (
+            f"<div class='why'>{badge(outcome, outcome)} <span>{escape(reason)}</span>"
+            f"<details><summary>{len(tests):,} {'test' if len(tests) == 1 else 'tests'}</summary>"
+            f"<ul>{listed}</ul></details></div>"
+        )
+
+
+def why(i: int, run: Run, name: str) -> str:
+    """What did not pass in a run, row by row."""
+    found = [(row, run.cell(row.name)) for row in ROWS if run.cell(row.name).why]
+    text = "".join(
+        f'<h4 id="why-{i}-{slug(row.name)}">{escape(row.name)}</h4>{"".join(reasons(cell))}' for row, cell in found
+    )
+    return f'<section id="why-{i}"><h3>{escape(name)}</h3>{text}</section>' if found else ""
+
+
+def page(runs: Sequence[Run]) -> str:
+    whys = "".join(why(i, run, name) for i, (run, name) in enumerate(zip(runs, names(runs), strict=True)))
+    filled = {
+        "SUMMARY": summary(runs) or "<p>No run is kept yet.</p>",
+        "ROWS": rows(runs) if runs else "",
+        "PARTS": "".join(parts(row, runs) for row in ROWS),
+        "WHY": whys or "<p>Nothing.</p>",
+    }
+    return re.sub(r"<!-- ([A-Z]+) -->", lambda found: filled[found[1]], TEMPLATE.read_text("utf-8"))

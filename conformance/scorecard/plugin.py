@@ -1,0 +1,107 @@
+"""pytest --scorecard=FILE: what each test of a run came to, in one JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.scorecard.cells import EXPECTED, FAILED, LEFT_OUT, PASSED, SKIPPED
+from conformance.scorecard.rows import ROWS, Row, find, part
+from conformance.tally import TALLY
+
+
+def sentence(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The first line of what a test failed with."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash is not None else report.longreprtext).strip().splitlines()
+    # xdist writes which process it was above a sentence.
+    return next((str(line)[:300] for line in lines if not line.startswith("[gw")), "")
+
+
+def outcome(report: pytest.TestReport) -> tuple[str, str]:
+    """And its reason."""
+    if hasattr(report, "wasxfail"):
+        return (EXPECTED if report.skipped else FAILED), report.wasxfail.removeprefix("reason: ")
+    if report.skipped:
+        # The place of the skip, its line, and the reason.
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        return SKIPPED, reason.removeprefix("Skipped: ")
+    return (FAILED, sentence(report)) if report.failed else (PASSED, "")
+
+
+class Plugin:
+    """Of a run in one process, or the one that starts the others, or one of these."""
+
+    def __init__(self, path: Path, about: dict[str, str], rows: Sequence[Row] = ROWS) -> None:
+        self.path, self.about, self.rows = path, about, rows
+        self.said = f"scorecard: {path}"
+        # Tests that were collected, and those that -k and -m took away, but for those about this repository alone.
+        self.collected: set[str] = set()
+        self.left_out: set[str] = set()
+        self.tests: dict[str, dict[str, Any]] = {}
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self.left_out |= {item.nodeid for item in items if item.get_closest_marker("repository") is None}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.collected |= {item.nodeid for item in session.items}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        self.collected |= set(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: Any) -> None:
+        # A process that died has none.
+        self.left_out |= set(getattr(node, "workeroutput", {}).get("scorecard", []))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        before = Counter(TALLY)
+        try:
+            yield
+        finally:
+            item.user_properties += list((TALLY - before).items())
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.tests[f"{report.nodeid}::import"] = {"outcome": FAILED, "reason": sentence(report)}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        result, reason = outcome(report)
+        if report.when != "call" and result == PASSED:
+            return
+        about = {"outcome": result, "reason": reason} if reason else {"outcome": result}
+        counts = {name: n for name, n in report.user_properties if name in ("examples", "tokens")}
+        self.tests[report.nodeid] = about | counts
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        config = session.config
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["scorecard"] = sorted(self.left_out)
+            return
+        if config.option.collectonly:
+            self.said = "scorecard: not written. Nothing was run."
+            return
+        for test in (self.collected | self.left_out) - set(self.tests):
+            self.tests[test] = {"outcome": LEFT_OUT}
+        rows: dict[str, dict[str, Any]] = {}
+        try:
+            for test, result in sorted(self.tests.items()):
+                row = find(test, self.rows)
+                rows.setdefault(row.name, {})[test] = {"part": part(row, test)} | result
+        except LookupError as error:
+            self.said = f"scorecard: not written. {error}"
+            return
+        # With paths, files were not even collected.
+        whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.about | {"whole": whole, "rows": rows}, indent=1) + "\n", "utf-8")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(self.said)
