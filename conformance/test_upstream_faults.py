@@ -1,0 +1,108 @@
+"""Every reproduction in docs/upstream.md still shows its fault on the stock release:
+pytest conformance/test_upstream_faults.py
+
+A reproduction is a block of Python and the block of text that it prints. A block that prints something else, because
+the release has no such fault or because the reproduction is wrong, fails here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance.series import RELEASES, ROOT, checkout, commits, unpack
+from conformance.trees import CONTEXT, OFFLINE, OTHER_TREE
+
+pytestmark = pytest.mark.patched_source
+DOCUMENT = ROOT / "docs" / "upstream.md"
+FIXTURE = ROOT / "conformance" / "fixture"
+TIMEOUT = 120.0
+
+
+@dataclass
+class Reproduction:
+    title: str
+    code: str
+    printed: str
+
+
+def parse(document: str) -> tuple[dict[str, str], list[Reproduction]]:
+    """The files that the reproductions import, by name, and the reproductions."""
+    files, found = {}, []
+    for section in re.split(r"^##+ ", document, flags=re.MULTILINE)[1:]:
+        title = section.split("\n", 1)[0]
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+        if blocks and blocks[0][1].startswith("# serve.py\n"):
+            files["serve.py"] = blocks.pop(0)[1]
+        kinds = [kind for kind, _ in blocks]
+        assert kinds in ([], ["python", "text"]), f"'{title}' has the blocks {kinds}"
+        if blocks:
+            found.append(Reproduction(title, blocks[0][1], blocks[1][1]))
+    return files, found
+
+
+FILES, REPRODUCTIONS = parse(DOCUMENT.read_text())
+
+
+def run(tree: Path, folder: Path, code: str) -> str:
+    """What code prints in a process of its own, on the mlx-lm of a tree; what it says on stderr is left out."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    shutil.copytree(FIXTURE, folder / "conformance" / "fixture", dirs_exist_ok=True)
+    output, errors = folder / "output.txt", folder / "errors.txt"
+    process = CONTEXT.Process(target=_child, args=(tree, folder, code, output, errors))
+    process.start()
+    process.join(TIMEOUT)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    assert process.exitcode == 0, errors.read_text(errors="replace")[-3000:]
+    return output.read_text()
+
+
+def _child(tree: Path, folder: Path, code: str, output: Path, errors: Path) -> None:
+    for stream, path in enumerate((output, errors), start=1):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), stream)
+    if "mlx_lm" in sys.modules:
+        sys.exit(OTHER_TREE)
+    os.environ |= OFFLINE
+    os.chdir(folder)
+    sys.path[:0] = [str(folder), str(tree)]
+    exec(compile(code, "reproduction", "exec"), {"__name__": "__main__"})
+    sys.stdout.flush()
+    # Threads of a server may be left.
+    os._exit(0 if Path(str(sys.modules["mlx_lm"].__file__)).is_relative_to(tree) else OTHER_TREE)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(commits()[0], tmp_path_factory.mktemp("stock"))
+
+
+@pytest.mark.skipif(checkout().name.removeprefix("mlx-lm-") not in RELEASES, reason="the document is about others")
+@pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda r: r.title)
+def test_shows_its_fault(reproduction: Reproduction, stock: Path, tmp_path: Path) -> None:
+    assert run(stock, tmp_path, reproduction.code) == reproduction.printed
+
+
+def test_a_fault_that_is_repaired_is_found(tmp_path: Path) -> None:
+    """The first patch repairs this one."""
+    (reproduction,) = (r for r in REPRODUCTIONS if "ConcatenateKVCache" in r.title)
+    patched = unpack(commits()[1], tmp_path / "patched")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    assert run(patched, folder, reproduction.code) != reproduction.printed
+
+
+def test_a_block_without_its_output_is_found() -> None:
+    section = "## A fault\n```python\nprint(1)\n```\n"
+    with pytest.raises(AssertionError, match="'A fault' has the blocks"):
+        parse(section)
+    assert parse(section + "```text\n1\n```\n") == ({}, [Reproduction("A fault", "print(1)\n", "1\n")])
