@@ -197,7 +197,8 @@ def test_an_option_that_is_dropped_is_found(command: str, option: str, monkeypat
     kept, name = DraftOptions.generate_kwargs, option[2:].replace("-", "_")
 
     def generate_kwargs(self: DraftOptions, *args: Any) -> dict[str, Any]:
-        return kept(self, *args) | {name: getattr(DraftOptions(), name)}
+        kwargs: dict[str, Any] = kept(self, *args)
+        return kwargs | {name: getattr(DraftOptions(), name)}
 
     monkeypatch.setattr(DraftOptions, "generate_kwargs", generate_kwargs)
     assert any("drops it" in complaint for complaint in complaints(command, option))
