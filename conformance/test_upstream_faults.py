@@ -1,4 +1,4 @@
-"""Each reproduction in docs/upstream.md shows its fault on the stock release; not with the series, if a patch repairs it:
+"""Each reproduction in docs/upstream.md shows its fault on the stock release, and not where a patch repairs it:
 pytest conformance/test_upstream_faults.py
 
 A reproduction is a block of Python and the block of text that it prints. A block that prints something else, because
