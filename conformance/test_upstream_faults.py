@@ -1,8 +1,9 @@
-"""Every reproduction in docs/upstream.md still shows its fault on the stock release:
+"""Each reproduction in docs/upstream.md shows its fault on the stock release, and not where a patch repairs it:
 pytest conformance/test_upstream_faults.py
 
 A reproduction is a block of Python and the block of text that it prints. A block that prints something else, because
-the release has no such fault or because the reproduction is wrong, fails here.
+the release has no such fault or because the reproduction is wrong, fails here. With the series, the blocks of the
+sections that name a patch have to print something else, so that this can fail.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ TIMEOUT = 120.0
 @dataclass
 class Reproduction:
     title: str
+    repaired: bool
     code: str
     printed: str
 
@@ -43,7 +45,8 @@ def parse(document: str) -> tuple[dict[str, str], list[Reproduction]]:
         kinds = [kind for kind, _ in blocks]
         assert kinds in ([], ["python", "text"]), f"'{title}' has the blocks {kinds}"
         if blocks:
-            found.append(Reproduction(title, blocks[0][1], blocks[1][1]))
+            repaired = re.search(r"\(\d{4}\)$", section.split("\n```", 1)[0].rstrip()) is not None
+            found.append(Reproduction(title, repaired, *(text for _, text in blocks)))
     return files, found
 
 
@@ -73,6 +76,8 @@ def _child(tree: Path, folder: Path, code: str, output: Path, errors: Path) -> N
     if "mlx_lm" in sys.modules:
         sys.exit(OTHER_TREE)
     os.environ |= OFFLINE
+    # The reproductions share the tree: compile it once.
+    sys.dont_write_bytecode = False
     os.chdir(folder)
     sys.path[:0] = [str(folder), str(tree)]
     exec(compile(code, "reproduction", "exec"), {"__name__": "__main__"})
@@ -82,27 +87,26 @@ def _child(tree: Path, folder: Path, code: str, output: Path, errors: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack(commits()[0], tmp_path_factory.mktemp("stock"))
+def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The release and the whole series."""
+    history = commits()
+    stock, patched = (unpack(commit, tmp_path_factory.mktemp("tree")) for commit in (history[0], history[-1]))
+    return stock, patched
 
 
 @pytest.mark.skipif(checkout().name.removeprefix("mlx-lm-") not in RELEASES, reason="the document is about others")
 @pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda r: r.title)
-def test_shows_its_fault(reproduction: Reproduction, stock: Path, tmp_path: Path) -> None:
-    assert run(stock, tmp_path, reproduction.code) == reproduction.printed
+def test_shows_its_fault(reproduction: Reproduction, trees: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run(trees[0], tmp_path, reproduction.code) == reproduction.printed
 
 
-def test_a_fault_that_is_repaired_is_found(tmp_path: Path) -> None:
-    """The first patch repairs this one."""
-    (reproduction,) = (r for r in REPRODUCTIONS if "ConcatenateKVCache" in r.title)
-    patched = unpack(commits()[1], tmp_path / "patched")
-    folder = tmp_path / "work"
-    folder.mkdir()
-    assert run(patched, folder, reproduction.code) != reproduction.printed
+@pytest.mark.parametrize("reproduction", [r for r in REPRODUCTIONS if r.repaired], ids=lambda r: r.title)
+def test_the_series_repairs_it(reproduction: Reproduction, trees: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run(trees[1], tmp_path, reproduction.code) != reproduction.printed
 
 
 def test_a_block_without_its_output_is_found() -> None:
-    section = "## A fault\n```python\nprint(1)\n```\n"
+    section = "## A fault\nIt is wrong. (0001)\n\n```python\nprint(1)\n```\n"
     with pytest.raises(AssertionError, match="'A fault' has the blocks"):
         parse(section)
-    assert parse(section + "```text\n1\n```\n") == ({}, [Reproduction("A fault", "print(1)\n", "1\n")])
+    assert parse(section + "```text\n1\n```\n") == ({}, [Reproduction("A fault", True, "print(1)\n", "1\n")])
