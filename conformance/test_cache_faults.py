@@ -27,6 +27,7 @@ from conformance import machines
 from conformance.faults import nothing, planted
 from conformance.feeding import WIDTH, feed
 from conformance.machines import PROFILE, CacheMachine, run, small_steps
+from conformance.plants import rewind_one_row_late
 from conformance.reference import Block
 from conformance.test_batch_machines import BATCHES, BatchMachine
 
@@ -49,13 +50,6 @@ def restore_without_the_index(cache: RotatingKVCache, snapshot: Any) -> None:
 def restore_the_same_arrays(cache: ArraysCache, snapshot: Any) -> None:
     state, cache.left_padding, cache.lengths = snapshot
     cache.cache, cache._recorded = list(state), None
-
-
-def rewind_one_row_late(cache: ArraysCache, n: int) -> None:
-    length, state_after = cache._recorded
-    cache.cache = list(state_after(length - n + 1))
-    cache.advance(-n)
-    cache._recorded = length - n, state_after
 
 
 def restore_without_the_padding(cache: BatchKVCache, snapshot: Any) -> None:

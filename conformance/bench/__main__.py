@@ -44,7 +44,7 @@ def fixture_stages(plan: Plan, progress: Progress) -> dict[str, Stage]:
         "rewinds": lambda: rewinds.measure(plan, progress),
         "drafters": lambda: scale.drafters(plan, progress),
         "sweep": lambda: stages.sweep(small, plan, progress),
-        "serving": lambda: serving.measure(plan, progress),
+        "serving": lambda: serving.measure(subject, plan, progress),
     }
 
 
@@ -65,7 +65,7 @@ def other_stages(subject: Subject, plan: Plan, progress: Progress) -> dict[str, 
         "overhead": lambda: overhead.measure(subject, plan, progress),
         "drafters": lambda: scale.drafters(plan, progress),
         "sweep": lambda: stages.sweep(subject, plan, progress),
-        "serving": lambda: serving.measure(plan, progress),
+        "serving": lambda: serving.measure(subject, plan, progress),
     }
 
 

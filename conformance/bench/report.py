@@ -221,11 +221,12 @@ def peers(runs: Sequence[Run]) -> str:
 
 
 def serving(runs: Sequence[Run]) -> str:
-    lines = [
-        [row["clients"], row.get("plain_tps"), f"missing: {row['missing']}" if "missing" in row else row["speed"]]
-        for row in rows(runs, "serving")
-    ]
-    return table(["clients", "plain tokens/s", "speed"], lines)
+    lines = []
+    for row in rows(runs, "serving"):
+        labels = [row["model"], row["limit"], row["clients"]]
+        lines.append([*labels, row["plain_tps"], speed([row]), spread([row]), f"{row['share']:.0%}"])
+    head = ["model", "drafted at a time", "clients", "plain tokens/s", "speed", "spread", "requests drafted"]
+    return table(head, lines)
 
 
 TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
