@@ -130,8 +130,8 @@ class Server(Client):
             code = self.process.wait(self.timeout)
         except subprocess.TimeoutExpired:
             raise ServerFailed(f"the server did not stop\n{self.log[-TAIL:]}") from None
-        # The thread that generated may still free what it compiled while Python ends, which mlx answers with
-        # an abort (0.32.4); all that the server does on its way out is done by then.
+        # A thread that generated may still free its mlx state while Python ends, and then waits for a lock that is
+        # gone, which is an abort (mlx 0.32.4, Python 3.11); all that the server does on its way out is done by then.
         if code != 0 and not (code == -signal.SIGABRT and self.log.endswith(ABORT)):
             raise ServerFailed(f"the server stopped with {code}\n{self.log[-TAIL:]}")
 
@@ -157,7 +157,12 @@ def serve(*args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = 
         log = Path(folder, "log")
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})}
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
+                # A shell lets what it runs in the background ignore Ctrl-C, and a child inherits that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         server = Server(process, port, log)
         try:
