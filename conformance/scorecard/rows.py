@@ -103,7 +103,7 @@ ROWS = (
         "commands",
         "entry points",
         "every option arrives where it acts",
-        ("test_command_line.py", "test_forwarding.py"),
+        ("test_command_line.py", "test_package_docs.py", "test_forwarding.py"),
     ),
     Row("chat", "entry points", "mlx_lm.chat in a terminal", ("test_chat.py",)),
     Row(

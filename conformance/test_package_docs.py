@@ -1,0 +1,62 @@
+"""The commands of the package's own README.md and SERVER.md, as written: pytest conformance/test_package_docs.py
+
+Only the name of the model is another one, and the answers are cut short.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlx_lm import stream_generate
+
+from conformance.demo import FIXTURE
+from conformance.prompts import PROMPTS
+from conformance.series import checkout
+from conformance.serving import serve
+
+pytestmark = pytest.mark.patched_source
+MODELS = re.compile(r"mistralai/Mistral-7B-Instruct-v0.3|<path_to_model_or_hf_repo>")
+
+
+def blocks(file: str, language: str) -> list[str]:
+    """The code of a document's section about drafting, with the fixture in the place of the model."""
+    section = (checkout() / file).read_text().split("### Drafting from the Prompt\n")[1].split("\n### ")[0]
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    return [MODELS.sub(str(FIXTURE), block) for block in found]
+
+
+def run(command: list[str], folder: Path, typed: str = "") -> str:
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, input=typed, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+    chat, generate = blocks("README.md", "bash")
+    assert "Drafting: " in run(shlex.split(f"{chat} --max-tokens 20"), tmp_path, "Repeat: a b c d.\nq\n")
+    (tmp_path / "draft.txt").write_text("Changes:\n- one\n- two\n")
+    assert "Drafting: " in run(shlex.split(generate.replace("\\\n", " ") + " --max-tokens 20"), tmp_path)
+
+
+def test_the_python_of_the_readme(tmp_path: Path, fixture: tuple[object, object]) -> None:
+    [code] = blocks("README.md", "python")
+    *text, stats = run([sys.executable, "-c", code], tmp_path).rpartition("DraftStats(")
+    prompt = "Repeat this twice: one, two, three, four, five."
+    assert text[0] == "".join(response.text for response in stream_generate(*fixture, prompt))
+    assert "strategy='SuffixStrategy'" in stats
+
+
+def test_the_command_of_the_server() -> None:
+    [block] = [block for block in blocks("mlx_lm/SERVER.md", "shell") if "--draft-type" in block]
+    command, flag, model, *rest = shlex.split(block)
+    assert (command, flag, model) == ("mlx_lm.server", "--model", str(FIXTURE))
+    with serve(*rest) as server:
+        usage = server.post({"messages": PROMPTS["rename"], "max_tokens": 40}).json()["usage"]
+    assert usage["completion_tokens_details"]["draft"]["accepted"] > 0
