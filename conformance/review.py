@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conformance.changed import changed_tests
 from conformance.series import PATCHES, checkout, commits, git, unpack
 from conformance.surface import functions, modules, signature
 from conformance.trees import Done, run_tests
@@ -25,14 +26,21 @@ def own_tests(patch: str) -> list[str]:
     return re.findall(r"^\+\+\+ b/(tests/test_\w+\.py)$", patch, re.MULTILINE)
 
 
+def selected(file: str, before: Path, after: Path) -> list[str]:
+    """What of a patch's tests is its own: those that it adds or changes, or the whole file if it changes none."""
+    old = (before / file).read_text() if (before / file).exists() else ""
+    return [f"{file}::{name}" for name in changed_tests(old, (after / file).read_text())] or [file]
+
+
 def with_and_without(number: int, folder: Path) -> tuple[Done, Done]:
     """Run a patch's own tests on the series up to it, and on the series up to the one before."""
-    tests = own_tests(PATCHES[number - 1].read_text())
     history = commits()
     with_patch, without = (with_model(unpack(history[n], folder / str(n))) for n in (number, number - 1))
+    files = own_tests(PATCHES[number - 1].read_text())
+    tests = [test for file in files for test in selected(file, without, with_patch)]
     passed = run_tests(with_patch, *tests, *AS_ON_STOCK)
-    for test in tests:
-        (without / test).write_bytes((with_patch / test).read_bytes())
+    for file in files:
+        (without / file).write_bytes((with_patch / file).read_bytes())
     return passed, run_tests(without, *tests, *AS_ON_STOCK)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance import review, series
+from conformance.changed import changed_tests
 from conformance.test_scripts import git
 
 # About this repository, whatever mlx-lm is installed.
@@ -94,3 +95,11 @@ def test_a_tree_that_does_not_build(tmp: Path, monkeypatch: pytest.MonkeyPatch) 
     report = review.Report()
     review.build(report, tmp, 1)
     assert report.faults == ["the tree as of this patch does not build"]
+
+
+def test_only_what_a_patch_changes_is_its_own() -> None:
+    before = "import a\n\nclass Test:\n    def test_one(self):\n        a(1)\n\n    def test_two(self):\n        a(2)\n"
+    assert changed_tests(before, before.replace("import a", "import b")) == []
+    assert changed_tests(before, before.replace("a(2)", "a(3)")) == ["Test::test_two"]
+    assert changed_tests(before, before + "\ndef test_three():\n    a(3)\n") == ["test_three"]
+    assert changed_tests("", before) == ["Test::test_one", "Test::test_two"]
