@@ -75,10 +75,12 @@ def test_a_worse_strategy_is_found(fault: Callable[[], Any]) -> None:
     assert len(behind(run(fault, recorded()))) > 1
 
 
-def test_a_strategy_that_learns_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = makers()["suffix"]
+def test_suffix_turns_itself_down_without_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that learns nothing is found."""
+    make = makers(gated=False)["suffix"]
+    assert run(make, recorded(), gated=False).worst > SLOWEST
     monkeypatch.setattr(type(make()), "_learn", nothing)
-    assert behind(run(make, recorded())) != []
+    assert run(make, recorded(), gated=False).worst < SLOWEST
 
 
 def test_ngram_simple_is_the_most_recent_ngram() -> None:
