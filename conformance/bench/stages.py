@@ -46,8 +46,8 @@ def workloads(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]
 
 
 def by_all(subject: Subject, task: Task) -> bool:
-    """Whether all strategies decode this one: the first of its class, in the form that is what the class is called."""
-    if task.workload == "edits-long":
+    """Whether all strategies decode this one: the first short one of its class, in the form that the class means."""
+    if task.workload == "edits-long" or task.size != "short":
         return False
     return task.name == f"{task.workload} {task.turn}" and task in in_form(subject, [task])
 
