@@ -21,7 +21,7 @@ from conformance.surface import functions, modules, signature
 from conformance.trees import Done, run_tests
 from conformance.upstream import AS_ON_STOCK, KNOWN, outcome, related, with_model
 
-# How pytest ends when a test fails, when a file cannot be imported, and when tests of such a file are asked for by name.
+# How pytest ends when a test fails, when a file does not import, and when it is asked for tests of such a file.
 FAILURES = (1, 2, 4)
 
 

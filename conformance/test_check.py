@@ -102,7 +102,7 @@ def test_exact(asked: Any) -> None:
 
 
 def test_near_ties(asked: Any) -> None:
-    code, text, found = asked("check", lambda model: OfAnotherKernel(model, 2.0), text=PROSE)
+    code, text, found = asked("check", lambda model: OfAnotherKernel(model, 4.0), text=PROSE)
     assert code == 1
     assert "near tie at token" in text
     assert "FAULT" not in text
@@ -112,7 +112,7 @@ def test_near_ties(asked: Any) -> None:
 
 
 def test_a_margin_makes_them_exact(asked: Any) -> None:
-    code, _, found = asked("check", lambda model: OfAnotherKernel(model, 2.0), "--draft-margin", "auto", text=PROSE)
+    code, _, found = asked("check", lambda model: OfAnotherKernel(model, 4.0), "--draft-margin", "auto", text=PROSE)
     assert code == 0
     assert all(prompt["equal"] == 9 for prompt in found["prompts"])
 
