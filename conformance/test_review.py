@@ -102,4 +102,5 @@ def test_only_what_a_patch_changes_is_its_own() -> None:
     assert changed_tests(before, before.replace("import a", "import b")) == []
     assert changed_tests(before, before.replace("a(2)", "a(3)")) == ["Test::test_two"]
     assert changed_tests(before, before + "\ndef test_three():\n    a(3)\n") == ["test_three"]
+    assert changed_tests(before, before.replace("class Test:", "class Test:\n    n = 1")) == []
     assert changed_tests("", before) == ["Test::test_one", "Test::test_two"]
