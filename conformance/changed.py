@@ -9,19 +9,20 @@ from collections.abc import Iterator
 def changed_tests(before: str, after: str) -> list[str]:
     """The names of the tests that are new or read otherwise, "Class::test" or "test".
 
-    None if something else than tests and imports differs: any of the tests may use it.
+    There are none if something else than tests and imports differs too: any of the tests may use it.
     """
-    old, new = ast.parse(before), ast.parse(after)
-    tests = dict(_tests(old)), dict(_tests(new))
-    if before and _dumped(old) != _dumped(new):
+    (old, shared_before), (new, shared) = _parts(before), _parts(after)
+    if before and shared_before != shared:
         return []
-    return [name for name, code in tests[1].items() if tests[0].get(name) != code]
+    return [name for name, code in new.items() if old.get(name) != code]
 
 
-def _dumped(module: ast.Module) -> str:
-    """What is left of a module without its imports and the tests that were taken out."""
+def _parts(source: str) -> tuple[dict[str, str], str]:
+    """The tests by name, and what is left without them and without imports."""
+    module = ast.parse(source)
+    tests = dict(_tests(module))
     module.body = [node for node in module.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    return ast.dump(module)
+    return tests, ast.dump(module)
 
 
 def _tests(node: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, str]]:

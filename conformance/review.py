@@ -30,7 +30,7 @@ def own_tests(patch: str) -> list[str]:
 
 
 def selected(file: str, before: Path, after: Path) -> list[str]:
-    """What of a patch's tests is its own: those that it adds or changes, or the whole file if it changes none."""
+    """What of a patch's tests is its own: those that it adds or changes, or the file if it changes what they share."""
     old = (before / file).read_text() if (before / file).exists() else ""
     return [f"{file}::{name}" for name in changed_tests(old, (after / file).read_text())] or [file]
 

@@ -12,19 +12,20 @@ import venv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
 from mlx_lm import load
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.bench import cells, limit, models, page, peers, report, results, strategies, tasks
+from conformance.bench import cells, limit, models, page, peers, report, results, serving, strategies, tasks, workout
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import QUICK
 from conformance.demo import FIXTURE
 from conformance.series import ROOT
+from conformance.serving import Client
 
 PLAN = replace(QUICK, tokens=8, lengths=(1, 2))
 
@@ -218,3 +219,29 @@ def test_a_saved_model_computes_the_same(tmp_path: Path) -> None:
     tokens = mx.array([[5, 6, 7]])
     assert mx.array_equal(saved(tokens), wide.model(tokens))
     assert FIXTURE.exists()
+
+
+class Answers:
+    """Stands for a server that gives drafted requests a text of its own."""
+
+    def __init__(self, drafted: str) -> None:
+        self.drafted = drafted
+
+    def post(self, body: dict[str, Any]) -> Answers:
+        self.body = body
+        return self
+
+    def json(self) -> dict[str, Any]:
+        text = "plain" if self.body["draft_type"] == "none" else self.drafted
+        return {"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": 3}}
+
+
+def test_a_server_that_answers_otherwise_with_drafts_shows_no_speed() -> None:
+    same, other = (serving.compared(cast(Client, Answers(drafted)), 1, PLAN) for drafted in ("plain", "other"))
+    assert same["parity"]
+    assert same["low"] <= same["speed"] <= same["high"]
+    assert (other["parity"], other["speed"]) == (False, None)
+
+
+def test_a_workout_decodes_the_same_with_and_without_drafts() -> None:
+    assert workout.decoder(drafted=True)("json") == workout.decoder(drafted=False)("json") > 10

@@ -45,6 +45,12 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     assert "Drafting: " in run(shlex.split(generate.replace("\\\n", " ") + " --max-tokens 20"), tmp_path)
 
 
+def test_a_command_that_is_wrong_is_found(tmp_path: Path) -> None:
+    _, generate = blocks("README.md", "bash")
+    with pytest.raises(AssertionError, match="invalid choice: 'automatic'"):
+        run(shlex.split(generate.replace("\\\n", " ").replace("auto", "automatic")), tmp_path)
+
+
 def test_the_python_of_the_readme(tmp_path: Path, fixture: tuple[object, object]) -> None:
     [code] = blocks("README.md", "python")
     *text, stats = run([sys.executable, "-c", code], tmp_path).rpartition("DraftStats(")
