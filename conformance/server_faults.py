@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mlx_lm import draft_generate, server
@@ -18,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
-    """The variables of a process that starts with a fault of this module."""
+    """The variables of a process that starts with a fault of this module, or what shows it."""
     start = folder / "sitecustomize.py"
     start.write_text(f"from {__name__} import {fault.__name__}\n{fault.__name__}()\n")
     path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -73,3 +75,51 @@ def draft_without_turns() -> None:
         yield from list(serve(*args, **kwargs))[:1]
 
     server.ResponseGenerator._serve_in_steps = serve_at_once
+
+
+# A drafted request joins the batch after so many blocks, the next request after one more.
+FIRST_MOVE, LAST_MOVE = 1, 9
+
+
+def crowd() -> None:
+    """Not a fault: for every request that is drafted there seem to come more, each time a block later."""
+    serve, n_served = server.ResponseGenerator._serve_in_steps, count()
+
+    def serve_for_a_while(self: Any, request: Any, stream: Any, crowded: Any = None, join_batch: Any = None) -> Any:
+        if crowded is not None:
+            n_blocks, last = count(FIRST_MOVE), FIRST_MOVE + next(n_served) % (LAST_MOVE - FIRST_MOVE + 1)
+            crowded = lambda: next(n_blocks) >= last  # noqa: E731
+        yield from serve(self, request, stream, crowded, join_batch)
+
+    server.ResponseGenerator._serve_in_steps = serve_for_a_while
+
+
+def join_with_the_last_token() -> None:
+    """The batch is fed a token that the cache has."""
+    crowd()
+    server.trim_prompt_cache = lambda *_: None
+
+
+def join_without_stop_words() -> None:
+    """What was matched of a stop word before the batch is forgotten."""
+    crowd()
+    server.MatchedInPart = lambda matcher: SimpleNamespace(matcher=lambda: type(matcher)(matcher._root))
+
+
+def join_with_other_text() -> None:
+    """The text of a character that began before the batch is lost."""
+    crowd()
+    serve = server.ResponseGenerator._serve_in_steps
+
+    def serve_shorter(self: Any, request: Any, stream: Any, crowded: Any = None, join_batch: Any = None) -> Any:
+        def join(rqueue: Any, args: Any, ctx: Any, *rest: Any) -> Any:
+            prompt, ctx.prompt = ctx.prompt, ctx.prompt + rest[0][len(ctx.prompt) :]
+            args.max_tokens -= len(ctx.prompt) - len(prompt)
+            try:
+                return join_batch(rqueue, args, ctx, *rest)
+            finally:
+                ctx.prompt = prompt
+
+        yield from serve(self, request, stream, crowded, join_batch and join)
+
+    server.ResponseGenerator._serve_in_steps = serve_shorter
