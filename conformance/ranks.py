@@ -31,7 +31,7 @@ from conformance.demo import FIXTURE
 from conformance.drafters import Scripted
 from conformance.prompts import PROMPTS
 
-N = 40
+N = 32
 SEED = 5
 VOCAB = 1024
 # Something to draft, and nothing that a draft gets right for long.
@@ -174,6 +174,15 @@ FAILING: dict[str, Options] = {
 }
 
 
+# The others do nothing else where nothing is drafted.
+WITHOUT_COPIES = ("plain", "auto", "margin", "now and then", "wrong")
+
+
+def prompts_of(case: str, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Those of the prompts that a case is decoded with."""
+    return {name: prompt for name, prompt in prompts.items() if name != SHOWN[1] or case in WITHOUT_COPIES}
+
+
 def decide_alone() -> None:
     """A fault: every rank decides by itself, and asks no other one what it can take back."""
     draft_generate.RankDrafter = lambda _, *args: Drafter(*args)
@@ -255,7 +264,7 @@ def main() -> int:
     model, prompts = split(args.model, args.how, group), prompts_for(args.model)
     answers = {name: decode(model, group, "plain", name, prompt).tokens for name, prompt in prompts.items()}
     for case in args.cases:
-        for name, prompt in prompts.items():
+        for name, prompt in prompts_of(case, prompts).items():
             print(json.dumps(asdict(decode(model, group, case, name, prompt, answers[name]))), flush=True)
     return 0
 

@@ -1,4 +1,7 @@
-"""The series as a reviewer sees it: documented, tested, each patch needed: pytest conformance/test_series.py"""
+"""The series as a reviewer sees it: documented, tested, each patch needed: pytest conformance/test_series.py
+
+What runs each patch alone takes minutes and says nothing of what is installed: tox -e series
+"""
 
 from __future__ import annotations
 
@@ -92,6 +95,7 @@ def test_the_lint_finds_each_fault() -> None:
     assert complaints({}, readme)[0].endswith("has no patch")
 
 
+@pytest.mark.series
 @pytest.mark.parametrize("number", range(1, len(PATCHES) + 1), ids=[path.stem for path in PATCHES])
 def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: Path) -> None:
     passed, failed = with_and_without(number, tmp_path)
@@ -99,6 +103,7 @@ def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: P
     assert failed.returncode in FAILURES, failed.said[-3000:]
 
 
+@pytest.mark.series
 def test_later_patches_keep_what_earlier_ones_test(tmp_path: Path) -> None:
     files = sorted({file for patch in series().values() for file in own_tests(patch)})
     done = run_tests(with_model(unpack(commits()[-1], tmp_path)), *files, *AS_ON_STOCK)

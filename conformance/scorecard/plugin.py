@@ -34,6 +34,10 @@ def outcome(report: pytest.TestReport) -> tuple[str, str]:
     return (FAILED, sentence(report)) if report.failed else (PASSED, "")
 
 
+# Marks of tests about this repository, whatever is installed.
+ELSEWHERE = ("repository", "series")
+
+
 class Plugin:
     """Of a run in one process, or the one that starts the others, or one of these."""
 
@@ -46,7 +50,7 @@ class Plugin:
         self.tests: dict[str, dict[str, Any]] = {}
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self.left_out |= {item.nodeid for item in items if item.get_closest_marker("repository") is None}
+        self.left_out |= {item.nodeid for item in items if not any(map(item.get_closest_marker, ELSEWHERE))}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.collected |= {item.nodeid for item in session.items}
