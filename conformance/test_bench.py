@@ -45,9 +45,10 @@ def result(speed: float | None = 2.0, strategy: str = "suffix", low: float = 1.5
     labels |= {"workload": "echo", "task": "echo 1", "answer": "own", "size": "short", "turn": 1, "state": "cold"}
     counts = {"tokens": 9, "tokens_per_forward": 3.0, "fed_per_token": 1.5, "acceptance": 0.5, "positions": [[1, 2]]}
     times = {"plain_tps": 10.0, "tps": 20.0, "prefill_tps": 99.0, "plain_ttft": 1.0, "ttft": 1.1, "prompt_tokens": 50}
+    counts |= {"blocks": {"3": 3}, "block_costs": {"1": 1.0, "3": 1.5}, "near_ties": 0}
     some = speed is not None
     speeds = {"speed": speed, "low": low if some else None, "high": 2.5 if some else None, "parity": some}
-    return labels | counts | times | speeds | {"ideal": 2.1, "reached": 0.95 if some else None}
+    return labels | counts | times | speeds | {"ideal": 9.0, "reached": 0.1 if some else None}
 
 
 def run(*cells: Row, model: str = "m", **stages: Any) -> results.Run:
@@ -135,6 +136,18 @@ def test_the_ideal() -> None:
     assert limit.by_position([(3, 3), (0, 3), (1, 2)]) == [(2, 3), (1, 3), (1, 2)]
 
 
+def test_the_ideal_is_that_of_the_costs_of_all_prompts() -> None:
+    def prompt(n: int, cost: float, size: str = "short", speed: float | None = 1.5) -> Row:
+        return result(speed) | {"task": f"echo {n}", "size": size, "block_costs": {"1": 1.0, "3": cost}}
+
+    short = [prompt(1, 1.25), prompt(2, 1.5), prompt(3, 9.0), prompt(3, 9.0, speed=None)]
+    first, *others, without, long = results.rows([run(*short, prompt(1, 3.0, "8k"))], "workloads")
+    # Nine tokens in three blocks, which cost 1.5 each.
+    assert [row["ideal"] for row in (first, *others, without, long)] == [2.0, 2.0, 2.0, 2.0, 1.0]
+    assert (first["reached"], without["reached"], long["reached"]) == (0.75, None, 1.5)
+    assert first["block_costs"]["3"] == 1.25
+
+
 def test_the_tables_of_known_results() -> None:
     runs = [run(result(2.0), result(8.0, low=0.5), result(None, "ngram-mod"))]
     line = report.workloads(runs).splitlines()[2]
@@ -157,9 +170,10 @@ def test_stale_tables_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.repository
 def test_the_documents_show_the_results() -> None:
-    document, runs = ROOT / "docs" / "benchmarks.md", results.load(ROOT / "docs" / "benchmarks" / "results.json")
-    assert {found[1] for found in report.MARKED.findall(document.read_text())} == set(report.TABLES)
-    assert report.stale([document], runs) == []
+    runs = results.load(ROOT / "docs" / "benchmarks" / "results.json")
+    texts = [document.read_text() for document in report.DOCUMENTS]
+    assert {found[1] for text in texts for found in report.MARKED.findall(text)} == set(report.TABLES)
+    assert report.stale(report.DOCUMENTS, runs) == []
 
 
 def test_runs_are_merged_by_model_and_device(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def copies(documents: list[Path], folder: Path) -> list[Path]:
 
 def main() -> int:
     args, progress = parsed(), Progress()
-    documents = [ROOT / "docs" / "benchmarks.md"]
+    documents = list(report.DOCUMENTS)
     out: Path = args.out
     if args.check:
         wrong = report.stale(documents, results.load(out / "results.json"))
@@ -150,7 +150,7 @@ def main() -> int:
         runs = measured(args, runs, out, progress)
     results.save(out / "results.json", runs)
     render(runs, out, documents, progress)
-    return any(not row["parity"] for stage in report.CELLS for row in results.rows(runs, stage))
+    return any(not row["parity"] for stage in results.CELLS for row in results.rows(runs, stage))
 
 
 def measured(args: argparse.Namespace, runs: list[Run], out: Path, progress: Progress) -> list[Run]:

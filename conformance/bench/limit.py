@@ -53,9 +53,31 @@ def cost(costs: Mapping[int, float], length: int) -> float:
     return costs[a] + (costs[b] - costs[a]) * (length - a) / (b - a)
 
 
-def ideal(blocks: Mapping[int, int], tokens: int, costs: Mapping[int, float]) -> float:
+def ideal(blocks: Mapping[int, int], tokens: float, costs: Mapping[int, float]) -> float:
     """The speed of a run whose only cost is its blocks: tokens a forward over what these blocks cost on average."""
     return tokens / sum(count * cost(costs, length) for length, count in blocks.items())
+
+
+def pooled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with the ideal of the median costs on their model and in contexts as long: one prompt's are noisy."""
+    samples: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, float]]] = {}
+    for row in rows:
+        prompt = row["task"], row["answer"], row["turn"]
+        samples.setdefault(alike(row), {})[prompt] = row["block_costs"]
+    found = []
+    for row in rows:
+        each = samples[alike(row)].values()
+        costs = {int(n): statistics.median(costs[n] for costs in each) for n in row["block_costs"]}
+        blocks = {int(n): count for n, count in row["blocks"].items()}
+        tokens = row["tokens_per_forward"] * sum(blocks.values()) - row["near_ties"]
+        best = ideal(blocks, tokens, costs)
+        found.append(row | {"ideal": best, "reached": row["speed"] and row["speed"] / best})
+    return found
+
+
+def alike(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the cost of a block depends on."""
+    return tuple(row[name] for name in ("device", "model", "weights", "kv", "size"))
 
 
 def block_lengths(recorded: Sequence[tuple[int, int]], forwards: int) -> Counter[int]:

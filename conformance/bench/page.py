@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.bench.report import CELLS
-from conformance.bench.results import Run, rows
+from conformance.bench.results import CELLS, Run, rows
 
 TEMPLATE = Path(__file__).with_name("page.html")
 LABELS = ("stage", "model", "weights", "workload", "answer", "size", "strategy", "options", "state", "turn")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance.bench.cells import Row
-from conformance.bench.results import Run, chosen, different, mean, rows, values
+from conformance.bench.results import CELLS, Run, chosen, different, mean, rows, values
 from conformance.bench.strategies import AUTO
+from conformance.series import ROOT
 
+DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "serving.md", ROOT / "README.md")
 MARKED = re.compile(r"(<!-- bench ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
-CELLS = ("workloads", "types", "sweep", "memory")
 NO_PARITY = "no parity"
 
 
@@ -98,6 +99,16 @@ def workloads(runs: Sequence[Run]) -> str:
     ]
     head += ["plain tokens/s", "drafted tokens/s", "prefill tokens/s", "tokens a forward", "fed a token"]
     return table([*head, "accepted", "ideal", "reached"], lines)
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """The default strategy on each class, in short contexts, all turns and both kinds of answers together."""
+    found, lines = chosen(rows(runs[:1], "workloads"), strategy=AUTO, size="short"), []
+    for (workload,) in different(found, "workload"):
+        some = chosen(found, workload=workload)
+        least = min(values(some, "speed"), default=None)
+        lines.append([workload, len(some), speed(some), least, mean(values(some, "ideal"))])
+    return table(["workload", "prompts", "speed", "worst prompt", "ideal"], lines)
 
 
 def strategies(runs: Sequence[Run]) -> str:
@@ -234,6 +245,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
     for each in (
         subjects,
         workloads,
+        summary,
         strategies,
         turns,
         sweep,

@@ -11,11 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from conformance.bench import limit
 from conformance.bench.cells import Row
 from conformance.bench.plan import Plan
 from conformance.device import device
 
 Run = dict[str, Any]
+# The stages that compare drafted with plain decoding, prompt by prompt.
+CELLS = ("workloads", "types", "sweep", "memory")
 PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")
 
 
@@ -53,11 +56,12 @@ def merged(runs: Iterable[Run], more: Iterable[Run]) -> list[Run]:
 
 def rows(runs: Iterable[Run], stage: str) -> list[Row]:
     """The rows of one stage of all runs, each with all its labels."""
-    return [
+    found = [
         {"device": run["meta"]["device"], "versions": run["meta"]["versions"]} | row
         for run in runs
         for row in run.get(stage, [])
     ]
+    return limit.pooled(found) if stage in CELLS else found
 
 
 def chosen(rows: Iterable[Row], **labels: Any) -> list[Row]:
