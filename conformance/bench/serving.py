@@ -90,6 +90,8 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
                 # The first requests compile, and measure what blocks cost.
                 burst(server, 2, "auto", plan.tokens)
                 for clients in plan.clients:
+                    if limit != min(plan.draft_limits) and clients <= min(plan.draft_limits):
+                        continue
                     row = compared(server, clients, plan)
                     shown = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
                     progress(f"serving: {limit} drafted at a time, {clients} clients: {shown}")

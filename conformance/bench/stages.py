@@ -58,8 +58,9 @@ def in_form(subject: Subject, asked: Iterable[Task]) -> list[Task]:
 
 
 def sweep(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """Options, on one prompt of each workload; the answer is given where the fixture has none of its own."""
-    asked = in_form(subject, tasks.singles(subject, replace(plan, prompts=1)))
+    """Options, on one prompt of some workloads; the answer is given where the fixture has none of its own."""
+    every_class = in_form(subject, tasks.singles(subject, replace(plan, prompts=1)))
+    asked = [task for task in every_class if task.workload in plan.swept]
     every = list(strategies.swept(subject, plan))
     yield from each(subject, asked, plan, progress, dict.fromkeys(range(len(asked)), every))
 
