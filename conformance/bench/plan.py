@@ -16,7 +16,7 @@ class Plan:
 
     quick: bool = False
     repeats: int = 5
-    tokens: int = 88
+    tokens: int = 80
     prompts: int = 2
     # The kinds of request that a single prompt is drawn for; None for all there are.
     workloads: tuple[str, ...] | None = None

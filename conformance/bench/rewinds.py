@@ -34,7 +34,7 @@ WIDE: dict[str, dict[str, Any]] = {
 }
 KINDS = {"gemma3_text": "sliding window", "qwen3_5": "linear attention", "falcon_h1": "state space"}
 NEURONS = 4096
-PROMPT, DRAFT, TOKENS = 100, 4, 48
+PROMPT, DRAFT, TOKENS = 100, 4, 40
 REWIND, AGAIN, TWICE = "rewind", "restore, feed again with the next block", "restore, feed again at once"
 
 
