@@ -19,6 +19,7 @@ from conformance.device import device
 from conformance.expectations import FOLDER, Plugin
 from conformance.faults import Fault
 from conformance.scorecard import plugin as scorecard
+from conformance.scorecard.rows import THE_SUITE, find
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +36,16 @@ def pytest_configure(config: pytest.Config) -> None:
         about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
         about |= {"device": device(), "python": platform.python_version()}
         config.pluginmanager.register(scorecard.Plugin(path, about), "scorecard")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Planted faults and the commands of the suite say nothing of a release: to ask them once is enough."""
+    try:
+        for item in items:
+            if find(item.nodeid).group == THE_SUITE:
+                item.add_marker("selftest")
+    except LookupError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_report_header() -> str:

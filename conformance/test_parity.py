@@ -16,7 +16,7 @@ from conformance.demo import FIXTURE
 from conformance.prompts import PROMPTS
 from conformance.tally import TALLY
 
-MAX_TOKENS = 160
+MAX_TOKENS = 128
 
 
 def ids(tokenizer: Any, name: str) -> list[int]:
@@ -45,7 +45,7 @@ def plain_runs(fixture: tuple[Any, Any]) -> dict[str, list[tuple[int, mx.array]]
 
 @pytest.mark.parametrize(
     ("draft_type", "n"),
-    [("suffix", 1), ("suffix", 2), ("suffix", 4), ("suffix", 8), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)],
+    [("suffix", 1), ("suffix", 4), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)],
 )
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str, draft_type: str, n: int) -> None:
@@ -94,17 +94,17 @@ def test_nothing_is_drafted_where_no_token_repeats(fixture: tuple[Any, Any]) -> 
 
 
 @pytest.mark.parametrize("name", ["rename", "json", "quote", "nothing_to_copy"])
-@pytest.mark.parametrize("n", [3, 8])
-def test_text_and_end(fixture: tuple[Any, Any], name: str, n: int) -> None:
+def test_text_and_end(fixture: tuple[Any, Any], name: str) -> None:
     """stream_generate stops at the same token, and its last response says what was drafted."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
     right = list(stream_generate(model, tokenizer, prompt, max_tokens=350))
-    got = list(stream_generate(model, tokenizer, prompt, max_tokens=350, prompt_lookup_num_tokens=n))
-    assert [r.text for r in got] == [r.text for r in right]
-    assert got[-1].finish_reason == right[-1].finish_reason
-    assert got[-1].draft.accepted <= got[-1].draft.drafted
     assert right[-1].draft is None
+    for n in (3, 8):
+        got = list(stream_generate(model, tokenizer, prompt, max_tokens=350, prompt_lookup_num_tokens=n))
+        assert [r.text for r in got] == [r.text for r in right]
+        assert got[-1].finish_reason == right[-1].finish_reason
+        assert got[-1].draft.accepted <= got[-1].draft.drafted
 
 
 def eos_inside_a_draft(model: Any, prompt: list[int], n: int) -> int:

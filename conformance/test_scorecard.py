@@ -21,7 +21,7 @@ import pytest
 from conformance.scorecard.__main__ import main
 from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Run, kept, load, names
 from conformance.scorecard.page import page
-from conformance.scorecard.rows import ROWS, THIS_REPOSITORY, Row, find, matches, part
+from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, matches, part
 from conformance.scorecard.table import filled, table
 from conformance.series import ROOT
 
@@ -196,12 +196,10 @@ def test_conformant_is_where_every_row_passed(tmp_path: Path) -> None:
     assert (run.total.tests, run.total.tokens) == (2 * len(ROWS), 10 * len(ROWS))
 
 
-def test_conformant_does_not_need_the_scripts(tmp_path: Path) -> None:
-    (run,) = loaded(tmp_path, green(series="gone"))
-    assert ([row.name for row in ROWS if row.group == THIS_REPOSITORY], run.verdict) == (
-        ["series and scripts"],
-        CONFORMANT,
-    )
+def test_conformant_does_not_need_the_scripts_and_the_suite_itself(tmp_path: Path) -> None:
+    (run,) = loaded(tmp_path, green(series="gone", planted="gone", verdicts="gone", tools="gone"))
+    once = [row.name for row in ROWS if row.group in (THE_SUITE, THIS_REPOSITORY)]
+    assert (once, run.verdict) == (["planted faults", "verdicts", "tools", "series and scripts"], CONFORMANT)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +255,21 @@ def test_what_is_kept_gives_the_same_table_and_page(tmp_path: Path) -> None:
     newer = tmp_path / "newer.json"
     newer.write_text(json.dumps(green()))
     assert [run.verdict for run in load([tmp_path / "kept.json", newer])] == [CONFORMANT] * 3
+
+
+def test_two_environments_make_a_run(tmp_path: Path) -> None:
+    """One ran a row and a part of another, one the rest; of another series, the later one counts alone."""
+    first, second = green(C3=FAILED, C4="left out", verdicts="gone"), green(C3=LEFT_OUT)
+    first["rows"]["C5 processors"] = {"a": {"part": "a", "outcome": "passed"}}
+    second["rows"] = {
+        name: {test: one | {"outcome": LEFT_OUT} for test, one in tests.items()} if name == "surface" else tests
+        for name, tests in second["rows"].items()
+    }
+    (run,) = loaded(tmp_path, first, second)
+    assert (run.cell("C4 parity").said, run.cell("verdicts").said, run.cell("surface").said) == ("2", "2", "2")
+    assert (run.cell("C5 processors").said, run.cell("C3 exits").said) == ("3", "1 of 2, 1 failed")
+    (run,) = loaded(tmp_path, first | {"mlx-lm": "1.2.3+lookup.8"}, second)
+    assert (run.cell("surface").said, run.verdict) == ("0 of 2, 2 left out", "3 left out")
 
 
 def test_runs_of_one_release_are_told_apart(tmp_path: Path) -> None:

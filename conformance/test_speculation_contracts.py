@@ -35,15 +35,26 @@ class Refused(Exception):
     """The release says that it cannot decode this model with a draft model."""
 
 
+@cache
+def plain(family: str, n: int) -> tuple[list[Any], list[Any]]:
+    """What plain decoding gives, and the cache that it leaves: not to be changed."""
+    layers = make_cache(model_of(family))
+    return seeded(model_of(family), PROMPT, n, prompt_cache=layers, **OPTIONS.get(family, {})), layers
+
+
 class Run:
     """One speculative decode and its plain one, each with its cache."""
 
     def __init__(self, family: str, kind: str, n: int = N, stop: int | None = None, **arguments: Any) -> None:
         model, drafter = model_of(family), drafter_of(f"{kind} like {family}")
         options = OPTIONS.get(family, {})
-        self.plain_cache, self.layers = make_cache(model), make_cache(model) + make_cache(drafter)
+        self.layers = make_cache(model) + make_cache(drafter)
         plain_arguments, own_arguments = (make() for make in 2 * [arguments.pop("make", dict)])
-        self.right = seeded(model, PROMPT, stop or n, prompt_cache=self.plain_cache, **options, **plain_arguments)
+        if plain_arguments:
+            self.plain_cache = make_cache(model)
+            self.right = seeded(model, PROMPT, stop or n, prompt_cache=self.plain_cache, **options, **plain_arguments)
+        else:
+            self.right, self.plain_cache = plain(family, stop or n)
         mx.random.seed(7)
         step = GENERATE.speculative_generate_step
         arguments = {"num_draft_tokens": DRAFT, "prompt_cache": self.layers, **options, **own_arguments}

@@ -7,7 +7,7 @@ usage: scripts/check.sh [-h] [pytest arguments]
 Run the conformance suite on the patched default release, and the lint. Makes what it needs: the patched source,
 a venv with tox in .venv-tox, and the environments of tox.ini.
 
-  scripts/check.sh                     all of it
+  scripts/check.sh                     all of it; planted faults and the scripts are in scripts/tox.sh -e selftest
   scripts/check.sh -k parity           the tests whose names hold "parity"
 EOF
 }

@@ -1,7 +1,8 @@
 """Make a page and a table from runs of the suite: python -m conformance.scorecard page|table|keep FILE...
 
 A FILE is what pytest --scorecard=FILE wrote (scripts/tox.sh leaves them in .tox/scorecards), or what keep wrote.
-Where two are of the same release, flavour, mlx and device, the later one counts.
+Where two are of the same release, flavour, mlx and device, the later one counts; with the same series, what it left out
+stays as it was.
 
 page    one HTML file, without a script or a network
 table   a table in Markdown: printed, or put between the markers of --readme

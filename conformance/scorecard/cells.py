@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.scorecard.rows import ROWS, THIS_REPOSITORY
+from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY
 
 PASSED, FAILED, EXPECTED, SKIPPED, LEFT_OUT = "passed", "failed", "expected", "skipped", "left out"
 CONFORMANT, NOT_RUN = "conformant", "not run"
@@ -82,11 +82,14 @@ def joined(cells: Iterable[Cell]) -> Cell:
     return total
 
 
+# The parts of each row.
+Rows = dict[str, dict[str, Cell]]
+
+
 @dataclass
 class Run:
     about: dict[str, str]
-    # The parts of each row.
-    rows: dict[str, dict[str, Cell]]
+    rows: Rows
 
     @property
     def name(self) -> str:
@@ -113,8 +116,9 @@ class Run:
 
     @property
     def empty(self) -> list[str]:
-        """The rows without a test. The scripts and the patches are tested with the default release only."""
-        return [row.name for row in ROWS if row.group != THIS_REPOSITORY and not self.cell(row.name).run]
+        """The rows without a test. The suite, the scripts and the patches are tested with the default release only."""
+        asked = [row.name for row in ROWS if row.group not in (THE_SUITE, THIS_REPOSITORY)]
+        return [name for name in asked if not self.cell(name).run]
 
     @property
     def verdict(self) -> str:
@@ -137,7 +141,7 @@ def read(run: dict[str, Any], where: Path) -> Run:
     unknown = sorted(set(run["rows"]) - {row.name for row in ROWS})
     if unknown:
         raise ValueError(f"{where} has the rows {', '.join(unknown)}, which are gone: run the suite again.")
-    rows: dict[str, dict[str, Cell]] = {}
+    rows: Rows = {}
     for name, tests in run["rows"].items():
         cells = rows.setdefault(name, {})
         if "kept" in run:
@@ -150,14 +154,26 @@ def read(run: dict[str, Any], where: Path) -> Run:
     return Run({name: run[name] for name in ABOUT}, rows)
 
 
+def updated(rows: Rows, newer: Rows) -> Rows:
+    """The rows with the parts that were run again."""
+    ran = {row: {part: cell for part, cell in parts.items() if cell.run} for row, parts in newer.items()}
+    return {row: rows.get(row, {}) | ran.get(row, {}) for row in {**rows, **ran}}
+
+
 def load(paths: Sequence[Path]) -> list[Run]:
-    """The runs of these files. A later one takes the place of one of the same release, flavour, mlx and device."""
+    """The runs of these files. A later one takes the place of one of the same release, flavour, mlx and device.
+
+    With the same series, what it left out stays as it was: two environments make a run.
+    """
     found: dict[tuple[str, ...], Run] = {}
     for path in paths:
         held = json.loads(path.read_text("utf-8"))
         for one in held.get("runs", [held]):
             run = read(one, path)
-            found[tuple(run.about[name] for name in ("release", "flavour", "mlx", "device"))] = run
+            key = tuple(run.about[name] for name in ("release", "flavour", "mlx", "device"))
+            if key in found and found[key].about == run.about:
+                run.rows = updated(found[key].rows, run.rows)
+            found[key] = run
     return sorted(found.values(), key=order)
 
 

@@ -34,8 +34,8 @@ def outcome(report: pytest.TestReport) -> tuple[str, str]:
     return (FAILED, sentence(report)) if report.failed else (PASSED, "")
 
 
-# Marks of tests about this repository, whatever is installed.
-ELSEWHERE = ("repository", "series")
+# Marks of tests about this repository and its suite, whatever is installed.
+ELSEWHERE = ("repository", "selftest", "series")
 
 
 class Plugin:

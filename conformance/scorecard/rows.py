@@ -113,6 +113,7 @@ ROWS = (
         ("test_server.py", "test_server_fuzz.py", "test_server_moves.py"),
     ),
     Row("upstream's tests", "upstream", "they pass as on the stock release", ("test_upstream.py",)),
+    Row("surface", "upstream", "the suite knows all that the release has", ("test_surface.py",)),
     Row(
         "planted faults",
         THE_SUITE,
@@ -127,7 +128,6 @@ ROWS = (
         ),
     ),
     Row("verdicts", THE_SUITE, "near ties and faults are told apart", ("test_verdicts.py", "test_check.py")),
-    Row("surface", THE_SUITE, "the suite knows all that the release has", ("test_surface.py",)),
     Row("tools", THE_SUITE, "what the tests and the benchmark use", ("test_serving.py", "test_bench.py")),
     Row(
         "series and scripts",
