@@ -48,7 +48,7 @@ def result(speed: float | None = 2.0, strategy: str = "suffix", low: float = 1.5
     counts |= {"blocks": {"3": 3}, "block_costs": {"1": 1.0, "3": 1.5}, "near_ties": 0}
     some = speed is not None
     speeds = {"speed": speed, "low": low if some else None, "high": 2.5 if some else None, "parity": some}
-    return labels | counts | times | speeds | {"ideal": 9.0, "reached": 0.1 if some else None}
+    return labels | counts | times | speeds
 
 
 def run(*cells: Row, model: str = "m", **stages: Any) -> results.Run:

@@ -159,13 +159,12 @@ def parity(plain: Sequence[Run], drafted: Sequence[Run]) -> bool:
 
 
 def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], ratios: Sequence[float], trace: Run) -> Row:
-    """What was measured. Without parity there is no speed, only the fact."""
+    """What was measured, but for the ideal, which takes the costs of all prompts. Without parity there is no speed."""
     stats, recorded = trace.stats, trace.recorded
     assert stats is not None
     equal = parity(plain, drafted)
     blocks = limit.block_lengths(recorded, stats.forwards)
     costs = limit.relative(ready.samples)
-    best = limit.ideal(blocks, stats.forwards + stats.accepted - stats.near_ties, costs)
     speed = statistics.median(ratios) if equal else None
     result: Row = {
         "parity": equal,
@@ -182,9 +181,8 @@ def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], ratios: Sequ
         "prefill_tps": None if ready.prefill is None else (len(ready.prompt) - 2) / ready.prefill,
         "plain_ttft": first_token(ready, plain),
         "block_costs": {str(length): round(value, 3) for length, value in costs.items()},
-        "ideal": best,
     }
-    speeds: Row = {"speed": None, "low": None, "high": None, "ratios": [], "tps": None, "ttft": None, "reached": None}
+    speeds: Row = {"speed": None, "low": None, "high": None, "ratios": [], "tps": None, "ttft": None}
     if speed is not None:
         speeds = {
             "speed": speed,
@@ -193,7 +191,6 @@ def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], ratios: Sequ
             "ratios": list(ratios),
             "tps": statistics.median(run.tps for run in drafted),
             "ttft": first_token(ready, drafted),
-            "reached": speed / best,
         }
     return result | speeds
 
