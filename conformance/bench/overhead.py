@@ -110,7 +110,7 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     """The median run of several, plain and with each of the lookups."""
     for workload in SHOWN[: 1 if plan.quick else None]:
         ready = prepare(subject, single(workload, 0), plan)
-        chosen = [None, *strategies.main_ones(subject)[:3]]
+        chosen = [None, *strategies.main_ones(subject)[: len(strategies.LOOKUPS)]]
         ready.plain()
         for strategy in chosen:
             runs = sorted(

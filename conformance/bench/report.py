@@ -112,7 +112,7 @@ def summary(runs: Sequence[Run]) -> str:
 
 
 def strategies(runs: Sequence[Run]) -> str:
-    """All strategies, on the prompts that all of them had."""
+    """All strategies, on the prompts that more than the default had."""
     found = rows(runs, "workloads")
     used = [name for (name,) in different(found, "strategy")]
     tasks = different(

@@ -12,8 +12,9 @@ from mlx_lm.draft_memory import NgramModTable
 from conformance.bench import models, strategies, tasks
 from conformance.bench.cells import Row, measure
 from conformance.bench.models import Subject
+from conformance.bench.peers import SHOWN
 from conformance.bench.plan import Plan, Progress
-from conformance.bench.strategies import Strategy
+from conformance.bench.strategies import LOOKUPS, Strategy
 from conformance.bench.tasks import ALSO_GIVEN, GIVEN, OWN, Task
 
 # What is enough to see what a number type does: two that copy, one that repeats nothing.
@@ -39,9 +40,12 @@ def each(
 
 
 def workloads(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """All workloads: the default strategy on every prompt, the others on one of each."""
+    """All workloads: the default strategy on every prompt, the others on one of each, a draft model as in its peers."""
     every, asked = strategies.main_ones(subject), tasks.every(subject, plan)
-    chosen = {i: every if by_all(subject, task) else every[:1] for i, task in enumerate(asked)}
+    chosen = {
+        i: (every if task.workload in SHOWN else every[: len(LOOKUPS)]) if by_all(subject, task) else every[:1]
+        for i, task in enumerate(asked)
+    }
     yield from each(subject, asked, plan, progress, chosen)
 
 

@@ -18,6 +18,7 @@ from conformance.bench.models import Subject, copied, fill
 from conformance.bench.plan import Plan
 
 AUTO = "suffix"
+LOOKUPS = (AUTO, "ngram-simple", "ngram-mod")
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def modelled(subject: Subject, name: str, **options: Any) -> Strategy:
 
 
 def main_ones(subject: Subject) -> list[Strategy]:
-    """The first is the default."""
-    lookups = [looked_up(subject, name) for name in (AUTO, "ngram-simple", "ngram-mod")]
+    """The first is the default, and a draft model the last."""
+    lookups = [looked_up(subject, name) for name in LOOKUPS]
     return lookups + [modelled(subject, name) for name in list(subject.drafts)[:1]]
 
 
