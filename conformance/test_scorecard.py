@@ -311,11 +311,6 @@ def test_the_documents_show_the_runs_that_are_kept() -> None:
         )
 
 
-def test_every_test_of_this_run_has_one_row(request: pytest.FixtureRequest) -> None:
-    for item in request.session.items:
-        find(item.nodeid)
-
-
 def all_tests(folder: Path) -> set[str]:
     """The test functions of a folder, and the import of each file."""
     return {

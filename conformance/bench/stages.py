@@ -42,15 +42,19 @@ def each(
 def workloads(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     """All workloads: the default strategy on every prompt, the others on one of each, a draft model as in its peers."""
     every, asked = strategies.main_ones(subject), tasks.every(subject, plan)
-    chosen = {
-        i: (every if task.workload in SHOWN else every[: len(LOOKUPS)]) if by_all(subject, task) else every[:1]
-        for i, task in enumerate(asked)
-    }
+    chosen = {i: every[: how_many(subject, task)] for i, task in enumerate(asked)}
     yield from each(subject, asked, plan, progress, chosen)
 
 
-def by_all(subject: Subject, task: Task) -> bool:
-    """Whether all strategies decode this one: the first short one of its class, in the form that the class means."""
+def how_many(subject: Subject, task: Task) -> int | None:
+    """How many of the strategies decode this one; None for all."""
+    if not shows_a_class(subject, task):
+        return 1
+    return None if task.workload in SHOWN else len(LOOKUPS)
+
+
+def shows_a_class(subject: Subject, task: Task) -> bool:
+    """Whether it is the first short one of its class, in the form that the class means."""
     if task.workload == "edits-long" or task.size != "short":
         return False
     return task.name == f"{task.workload} {task.turn}" and task in in_form(subject, [task])
