@@ -34,13 +34,17 @@ def complaints(name: str, where: str) -> list[str]:
     tokens = [token for token, _ in right.steps]
     drafter, stats = Scripted(prompt + tokens, VOCAB), DraftStats()
     got = drafted(model, prompt, n, drafter, stats)
-    allowed = 8 * noise(model, prompt, right)
     logprobs = [[row for _, row in run.steps] for run in (got, right)]
+
+    def near(distance: float, n_noises: int) -> bool:
+        # The noise takes as long as the rest, and most models have none.
+        return distance == 0 or distance <= n_noises * noise(model, prompt, right)
+
     checks = {
         "tokens": [token for token, _ in got.steps] == tokens,
-        "log probabilities": gap(*logprobs) <= allowed,
+        "log probabilities": near(gap(*logprobs), 8),
         # Logits of the next turn: their scale is larger.
-        "cache": gap(got.after, right.after) <= 16 * allowed,
+        "cache": near(gap(got.after, right.after), 128),
         "depths": set(range(DRAFT)) <= set(drafter.depths),
         # One for the prompt's last token and one a cycle; another at the end if a snapshot was restored.
         "forwards": stats.forwards <= n + 1 - stats.accepted + (name in RESTORED),

@@ -20,7 +20,7 @@ LOOKUP = "--prompt-lookup-num-tokens"
 
 def generate(*args: str) -> subprocess.CompletedProcess[str]:
     prompt = PROMPTS["rename"][0]["content"]
-    command = [str(COMMAND), "--model", str(FIXTURE), "--max-tokens", "200", "--prompt", prompt, *args]
+    command = [str(COMMAND), "--model", str(FIXTURE), "--max-tokens", "120", "--prompt", prompt, *args]
     return subprocess.run(command, capture_output=True, text=True)
 
 

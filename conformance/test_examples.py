@@ -19,19 +19,28 @@ from conformance.speed import widened
 from conformance.workloads import fenced
 
 
+N = 160
+
+
 def ids(tokenizer: Any, name: str) -> list[int]:
     tokens: list[int] = tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True, enable_thinking=False)
     return tokens
 
 
+# The text of plain decoding for each prompt.
+PLAIN: dict[tuple[int, ...], str] = {}
+
+
 def plain(model: Any, tokenizer: Any, prompt: list[int]) -> str:
-    return "".join(r.text for r in stream_generate(model, tokenizer, prompt, max_tokens=256))
+    if (key := tuple(prompt)) not in PLAIN:
+        PLAIN[key] = "".join(r.text for r in stream_generate(model, tokenizer, prompt, max_tokens=N))
+    return PLAIN[key]
 
 
 def drafted(model: Any, tokenizer: Any, prompt: list[int], **options: Any) -> DraftStats:
     """What drafting did for an answer that is the plain one."""
     options = {"sampler": make_sampler(temp=0.0), "disable_adaptive_gate": True} | options
-    responses = list(stream_generate(model, tokenizer, prompt, max_tokens=256, **options))
+    responses = list(stream_generate(model, tokenizer, prompt, max_tokens=N, **options))
     assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
     stats: DraftStats = responses[-1].draft
     return stats
@@ -58,7 +67,7 @@ def test_a_table_for_several_prompts(fixture: tuple[Any, Any]) -> None:
 def test_a_length(fixture: tuple[Any, Any]) -> None:
     model, tokenizer = fixture
     prompt = ids(tokenizer, "json")
-    responses = list(stream_generate(model, tokenizer, prompt, max_tokens=256, prompt_lookup_num_tokens=8))
+    responses = list(stream_generate(model, tokenizer, prompt, max_tokens=N, prompt_lookup_num_tokens=8))
     assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
     assert responses[-1].draft.accepted > 0
 
@@ -71,7 +80,7 @@ def test_a_text_that_is_not_in_the_prompt(fixture: tuple[Any, Any], draft_type: 
     reference = tokenizer.encode(fenced(CODE.replace("text", "node")))
     for draft_reference in (None, reference):
         arguments = {"draft_reference": draft_reference, "disable_adaptive_gate": True}
-        *_, last = stream_generate(model, tokenizer, prompt, max_tokens=256, draft_type=draft_type, **arguments)
+        *_, last = stream_generate(model, tokenizer, prompt, max_tokens=N, draft_type=draft_type, **arguments)
         accepted.append(last.draft.accepted)
     assert accepted[1] > accepted[0]
 
@@ -82,7 +91,7 @@ def test_the_same_seed_gives_the_same_text(fixture: tuple[Any, Any]) -> None:
     for draft_type in ("none", "auto", "ngram-simple", "ngram-mod"):
         mx.random.seed(3)
         sampler = make_sampler(temp=0.8, top_p=0.95, min_p=0.01)
-        responses = stream_generate(model, tokenizer, prompt, max_tokens=128, sampler=sampler, draft_type=draft_type)
+        responses = stream_generate(model, tokenizer, prompt, max_tokens=64, sampler=sampler, draft_type=draft_type)
         texts.add("".join(r.text for r in responses))
     assert len(texts) == 1
 

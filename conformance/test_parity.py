@@ -16,7 +16,7 @@ from conformance.demo import FIXTURE
 from conformance.prompts import PROMPTS
 from conformance.tally import TALLY
 
-MAX_TOKENS = 128
+MAX_TOKENS = 96
 
 
 def ids(tokenizer: Any, name: str) -> list[int]:
@@ -45,7 +45,7 @@ def plain_runs(fixture: tuple[Any, Any]) -> dict[str, list[tuple[int, mx.array]]
 
 @pytest.mark.parametrize(
     ("draft_type", "n"),
-    [("suffix", 1), ("suffix", 4), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)],
+    [("suffix", 1), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)],
 )
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str, draft_type: str, n: int) -> None:
@@ -61,7 +61,7 @@ def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str,
         assert all(mx.array_equal(a[1], b[1]).item() for a, b in zip(got, right, strict=True))
 
 
-@pytest.mark.parametrize("name", ["rename", "json", "nothing_to_copy"])
+@pytest.mark.parametrize("name", ["tool", "nothing_to_copy"])
 @pytest.mark.parametrize(
     "sampler", [{"temp": 0.7}, {"temp": 1.0, "top_p": 0.8}, {"temp": 1.0, "xtc_probability": 0.5}], ids=str
 )
@@ -69,7 +69,7 @@ def test_seeded_sampling(fixture: tuple[Any, Any], name: str, sampler: dict[str,
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
     right = plain(model, prompt, sampler=make_sampler(**sampler))
-    got = drafted(model, prompt, 8, sampler=make_sampler(**sampler))
+    got = drafted(model, prompt, 4, sampler=make_sampler(**sampler))
     assert [step[0] for step in got] == [step[0] for step in right]
 
 
@@ -93,18 +93,17 @@ def test_nothing_is_drafted_where_no_token_repeats(fixture: tuple[Any, Any]) -> 
     assert (stats.drafted, stats.forwards) == (0, MAX_TOKENS + 1)
 
 
-@pytest.mark.parametrize("name", ["rename", "json", "quote", "nothing_to_copy"])
-def test_text_and_end(fixture: tuple[Any, Any], name: str) -> None:
+@pytest.mark.parametrize(("name", "end"), [("tool", "stop"), ("quote", "stop"), ("nothing_to_copy", "length")])
+def test_text_and_end(fixture: tuple[Any, Any], name: str, end: str) -> None:
     """stream_generate stops at the same token, and its last response says what was drafted."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
-    right = list(stream_generate(model, tokenizer, prompt, max_tokens=350))
+    right = list(stream_generate(model, tokenizer, prompt, max_tokens=200))
     assert right[-1].draft is None
-    for n in (3, 8):
-        got = list(stream_generate(model, tokenizer, prompt, max_tokens=350, prompt_lookup_num_tokens=n))
-        assert [r.text for r in got] == [r.text for r in right]
-        assert got[-1].finish_reason == right[-1].finish_reason
-        assert got[-1].draft.accepted <= got[-1].draft.drafted
+    got = list(stream_generate(model, tokenizer, prompt, max_tokens=200, prompt_lookup_num_tokens=3))
+    assert [r.text for r in got] == [r.text for r in right]
+    assert got[-1].finish_reason == right[-1].finish_reason == end
+    assert got[-1].draft.accepted <= got[-1].draft.drafted
 
 
 def eos_inside_a_draft(model: Any, prompt: list[int], n: int) -> int:

@@ -106,7 +106,7 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, A
 @pytest.mark.parametrize("family", ["deepseek_v41", "qwen3_next"])
 def test_caches_that_are_restored_and_rewound(tmp_path: Path, family: str) -> None:
     right = plain(build(family), PATTERN)
-    for ranks in decoded(tmp_path, "pipeline", family, "auto", "scripted", "scripted ties", "now and then"):
+    for ranks in decoded(tmp_path, "pipeline", family, "costs", "scripted", "scripted ties", "now and then"):
         check_alike(ranks)
         assert (ranks[0].tokens, ranks[0].error) == (right[0], None), ranks[0].case
         assert ranks[0].offsets in ([], right[1]), ranks[0].case

@@ -46,7 +46,8 @@ def alone() -> Iterator[Server]:
 
 @pytest.fixture
 def moving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    with serve("--prompt-cache-size", "0", env=FAST | planted(request.param, tmp_path)) as server:
+    # A request starts from what the one before it left.
+    with serve("--prompt-cache-size", "10", env=FAST | planted(request.param, tmp_path)) as server:
         yield server
 
 

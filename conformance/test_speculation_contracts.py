@@ -29,6 +29,8 @@ N, DRAFT = 14, 3
 SECOND_TURN = [7, 9]
 # One that agrees with the target mostly, and one that never does.
 DRAFTERS = ["similar", "contrary"]
+# The limit and the tokens that are taken: at each place of a block, and where each block is one token.
+STOPS = {"similar": [(5, None), (6, None), (N, 1), (N, 4), (N, 7)], "contrary": [(5, None), (N, 4)]}
 
 
 class Refused(Exception):
@@ -93,7 +95,7 @@ def seeds(family: str, kind: str) -> list[str]:
 def exits(family: str, kind: str) -> list[str]:
     """C3: after n tokens the cache holds the prompt and these, and the next turn goes on as plain decoding does."""
     found = []
-    for n, stop in ((5, None), (6, None), (N, 1), (N, 4), (N, 7)):
+    for n, stop in STOPS[kind]:
         run, model = Run(family, kind, n, stop), model_of(family)
         turns = [
             seeded(model, SECOND_TURN, 3, prompt_cache=deepcopy(layers))
