@@ -18,7 +18,6 @@ from conformance.prompts import CODE, PROMPTS
 from conformance.speed import widened
 from conformance.workloads import fenced
 
-
 N = 160
 
 
