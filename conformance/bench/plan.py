@@ -30,7 +30,7 @@ class Plan:
     draft_lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
     mod_lengths: tuple[int, ...] = (4, 5, 6, 7, 8)
     # The workloads that the options are swept over.
-    swept: tuple[str, ...] = ("echo", "code-edit", "json_rag", "tools", "prose", "ambiguous")
+    swept: tuple[str, ...] = ("echo", "json_rag", "prose", "ambiguous")
     rates: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     clients: tuple[int, ...] = (1, 2, 4, 8)
     # How many requests the server drafts at a time: its default, all. Where both mean all, the first is measured.
