@@ -30,6 +30,8 @@ from conformance.ranks import CASES, FAILING, PATTERN, N, Result, prompts_for, p
 LIMIT = 400.0
 # The gate of the other ones goes by what blocks cost on this machine.
 CERTAIN = ("ungated", "costs", "scripted", "scripted ties")
+# What rank 0 looks drafts up in is its own: the same for every way to split a model.
+LOOKED_UP = ("ngram-simple", "ngram-mod", "unasked")
 GREEDY = [case for case in CASES if "sampled" not in case]
 
 
@@ -87,8 +89,9 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, A
     path = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
     prompts = prompts_for(str(path))
     right = {name: plain(fixture[0], prompt) for name, prompt in prompts.items()}
-    results = decoded(tmp_path, how, str(path), *CASES)
-    assert len(results) == sum(len(prompts_of(case, prompts)) for case in CASES)
+    cases = [case for case in CASES if how == "tensor" or case not in LOOKED_UP]
+    results = decoded(tmp_path, how, str(path), *cases)
+    assert len(results) == sum(len(prompts_of(case, prompts)) for case in cases)
     for ranks in results:
         check_alike(ranks)
         assert ranks[0].error is None

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from conformance.series import RELEASES, ROOT, checkout, commits, unpack
-from conformance.trees import CONTEXT, OFFLINE, OTHER_TREE
+from conformance.trees import CONTEXT, OTHER_TREE, SETTINGS
 
 pytestmark = pytest.mark.patched_source
 DOCUMENT = ROOT / "docs" / "upstream.md"
@@ -75,7 +75,7 @@ def _child(tree: Path, folder: Path, code: str, output: Path, errors: Path) -> N
             os.dup2(file.fileno(), stream)
     if "mlx_lm" in sys.modules:
         sys.exit(OTHER_TREE)
-    os.environ |= OFFLINE
+    os.environ |= SETTINGS
     # The reproductions share the tree: compile it once.
     sys.dont_write_bytecode = False
     os.chdir(folder)

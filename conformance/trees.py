@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 CONTEXT.set_forkserver_preload(["conformance.slow_imports"])
-# It is read when the libraries are imported.
-OFFLINE = {"HF_HUB_OFFLINE": "1"}
+# What the libraries read when they are imported. On Linux each compiled function would start a C++ compiler.
+SETTINGS = {"HF_HUB_OFFLINE": "1"} | ({"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {})
 OTHER_TREE = 99
 
 
@@ -44,7 +44,7 @@ class FirstFailure:
 def run_tests(tree: Path, *arguments: str, to_the_end: bool = False) -> Done:
     """Run pytest in a tree, on the mlx-lm that is there, up to the first failure or to the end."""
     output = tree / "output.txt"
-    with patch.dict(os.environ, OFFLINE):
+    with patch.dict(os.environ, SETTINGS):
         process = CONTEXT.Process(target=_child, args=(tree, arguments, to_the_end, output))
         process.start()
     process.join()
