@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 import traceback
 from importlib.metadata import version
@@ -17,9 +18,13 @@ from typing import Any, NoReturn
 
 import mlx.core as mx
 
+from conformance.check_prompts import Unusable, from_file
+
 COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "compare blocks with single tokens"}
 
 
+# As mlx_lm.draft_types has them, which is not to be imported before the device is known.
+DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod")
 # The tool did not get to an answer; 0, 1 and 2 are answers.
 FAILED = 3
 
@@ -30,12 +35,29 @@ class Parser(argparse.ArgumentParser):
         self.exit(FAILED, f"{self.prog}: {message}\n")
 
 
-def number_or_auto(text: str) -> float | str:
+def margin(text: str) -> float | str:
+    """A number from 0 on, or auto."""
+    if text != "auto" and not 0 <= float(text) < math.inf:
+        raise ValueError
     return text if text == "auto" else float(text)
 
 
+def length(text: str) -> int:
+    """A number from 1 on."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def length_or_auto(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    return text if text == "auto" else length(text)
+
+
+def new_file(text: str) -> Path:
+    """A file in a folder that is there."""
+    if Path(text).is_dir() or not Path(text).parent.is_dir():
+        raise ValueError
+    return Path(text)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -46,13 +68,13 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     for one in added.values():
         one.add_argument("--model", required=True, help="a directory or a Hugging Face repo")
         one.add_argument("--device", choices=["cpu", "gpu"], help="default: what mlx chooses")
-        one.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to a file, too")
+        one.add_argument("--json", type=new_file, metavar="FILE", help="write all numbers to a file, too")
     check, probe = added["check"], added["probe"]
     check.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line: text, or a JSON string")
-    check.add_argument("--max-tokens", type=int, default=128, help="the longest answer, default %(default)s")
-    check.add_argument("--draft-type", default="auto", help="auto, suffix, ngram-simple or ngram-mod")
+    check.add_argument("--max-tokens", type=length, default=128, help="the longest answer, default %(default)s")
+    check.add_argument("--draft-type", default="auto", choices=DRAFT_TYPES, help="default: auto")
     check.add_argument("--num-draft-tokens", type=length_or_auto, default="auto", help="the longest draft")
-    check.add_argument("--draft-margin", type=number_or_auto, default=0.0, help="a number or auto, default 0")
+    check.add_argument("--draft-margin", type=margin, default=0.0, help="a number or auto, default 0")
     check.add_argument("--ungated", action="store_true", help="feed whole drafts, also where that does not pay")
     probe.add_argument("--quick", action="store_true", help="fewer lengths and repeats")
     return parser.parse_args(arguments)
@@ -62,6 +84,18 @@ def say(text: str) -> None:
     """What is going on; gone when it is over."""
     if sys.stderr.isatty():
         print(f"\033[K{text}", file=sys.stderr, end="\r", flush=True)
+
+
+def load(model: str) -> tuple[Any, Any]:
+    import mlx_lm
+
+    try:
+        found: tuple[Any, Any] = mlx_lm.load(model)
+    except (OSError, ValueError, RuntimeError) as error:
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = "" if Path(model).is_dir() else ", which is no directory here,"
+        raise Unusable(f"{model}{where} cannot be loaded: {told}") from error
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,10 +111,16 @@ def main(arguments: list[str] | None = None) -> int:
     except ImportError as error:
         print(f"This mlx-lm has no prompt lookup ({error}): scripts/apply.sh installs one that has.", file=sys.stderr)
         return FAILED
+    try:
+        if getattr(args, "prompts", None) is not None:
+            args.prompts = from_file(args.prompts)
+        say(f"loading {args.model}")
+        model, tokenizer = load(args.model)
+    except Unusable as error:
+        print(error, file=sys.stderr)
+        return FAILED
     import mlx_lm
 
-    say(f"loading {args.model}")
-    model, tokenizer = mlx_lm.load(args.model)
     device = str(mx.default_device())
     about = {"model": args.model, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx"), "device": device}
     print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")

@@ -15,7 +15,7 @@ from typing import Any
 
 from mlx_lm.draft_plan import block_costs
 
-from conformance.check_prompts import built_in, encode, from_file
+from conformance.check_prompts import built_in, encode
 from conformance.decoding import Drafting, Run, Task, drafted, gaps, plain, rows_of
 from conformance.drafters import Scripted
 from conformance.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, judge
@@ -224,7 +224,7 @@ def say_of(say: Say, step: str, what: str) -> None:
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
     """Examine every prompt, print what was found, and return it."""
-    prompts = from_file(args.prompts) if args.prompts else built_in()
+    prompts = args.prompts or built_in()
     costs = None
     if not args.ungated:
         say("measuring what blocks cost")

@@ -66,15 +66,29 @@ def built_in() -> dict[str, list[Message]]:
     }
 
 
+class Unusable(Exception):
+    """What the user named cannot be used."""
+
+
 def from_file(path: Path) -> dict[str, list[Message]]:
     """A prompt a line: a JSON string, in which a line may be broken with a backslash and an n, or the text as it is."""
-    prompts: dict[str, list[Message]] = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if line.strip():
-            prompts[f"line {number}"] = chat(json.loads(line) if line.startswith('"') else line)
+    try:
+        lines = path.read_text("utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unusable(f"{path} cannot be read: {error}") from error
+    prompts = {f"line {number}": chat(text_of(line)) for number, line in enumerate(lines, 1) if line.strip()}
     if not prompts:
-        raise ValueError(f"{path} holds no prompt: write one a line.")
+        raise Unusable(f"{path} holds no prompt: write one a line.")
     return prompts
+
+
+def text_of(line: str) -> str:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        return line
+    # A number is text as well.
+    return found if isinstance(found, str) else line
 
 
 def encode(tokenizer: Any, messages: list[Message]) -> tuple[int, ...]:

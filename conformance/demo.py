@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 import mlx_lm
@@ -41,6 +42,9 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--prompt-lookup-num-tokens", type=int, default=8)
     args = parser.parse_args()
+    if "prompt_lookup_num_tokens" not in signature(stream_generate).parameters:
+        print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show: patch 0006 brings it")
+        return 0
     print(f"mlx-lm {mlx_lm.__version__}, model {args.model}\n")
     model, tokenizer = load(args.model)
     lookup, equal = args.prompt_lookup_num_tokens, True

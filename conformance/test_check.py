@@ -17,8 +17,8 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from conformance import check, probe
-from conformance.__main__ import main
-from conformance.check_prompts import built_in, encode, from_file
+from conformance.__main__ import DRAFT_TYPES, main
+from conformance.check_prompts import Unusable, built_in, encode, from_file
 from conformance.demo import FIXTURE
 from conformance.layers import tapped
 from conformance.plants import OfAnotherKernel, rewind_and_swap_the_last_rows, rewind_one_short
@@ -180,11 +180,13 @@ def test_the_prompts_are_the_same_everywhere(fixture: tuple[Any, Any]) -> None:
 
 def test_a_file_of_prompts(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
-    file.write_text('"a\\nb"\n\nplain text\n', "utf-8")
-    assert [messages[0]["content"] for messages in from_file(file).values()] == ["a\nb", "plain text"]
-    file.write_text("\n", "utf-8")
-    with pytest.raises(ValueError, match="holds no prompt"):
-        from_file(file)
+    file.write_text('\ufeff"a\\nb"\n\nplain\ftext\n"Hello," she said.\n7\n', "utf-8")
+    told = [messages[0]["content"] for messages in from_file(file).values()]
+    assert told == ["a\nb", "plain\ftext", '"Hello," she said.', "7"]
+    for unusable in (b"\n", b"\xff\xfe"):
+        file.write_bytes(unusable)
+        with pytest.raises(Unusable, match=str(file)):
+            from_file(file)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -193,9 +195,19 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_cannot_be_run_is_no_answer() -> None:
     assert run("-m", "conformance", "check").returncode == 3
-    done = run("-m", "conformance", "check", "--model", str(FIXTURE), "--prompts", "/nowhere")
-    assert done.returncode == 3
-    assert "/nowhere" in done.stderr
+    for model, option, value in (
+        (FIXTURE, "--prompts", "/nowhere"),
+        (FIXTURE, "--json", "/nowhere/out.json"),
+        (FIXTURE, "--max-tokens", "0"),
+        (FIXTURE, "--draft-type", "sufix"),
+        (FIXTURE, "--draft-margin", "nan"),
+        ("/nowhere", "--max-tokens", "8"),
+    ):
+        done = run("-m", "conformance", "check", "--model", str(model), option, value)
+        assert done.returncode == 3
+        assert value in done.stderr or str(model) in done.stderr
+        assert "Traceback" not in done.stderr
+    assert set(DRAFT_TYPES) == set(mlx_lm.draft_types.DRAFT_TYPES)
 
 
 def test_no_test_framework_is_in_the_way() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,12 @@ NEW_GENERATE = (
 )
 TEST = "from mlx_lm import generate\n\ndef test_draft():\n    assert "
 GOOD = {"mlx_lm/generate.py": NEW_GENERATE, "tests/test_draft.py": f"{TEST}generate.Draft(1)\n"}
+
+
+def test_what_it_imports_leaves_the_tree_its_own_mlx_lm() -> None:
+    """A process that tests a tree imports this module first."""
+    code = "import sys, conformance.review; sys.exit('mlx_lm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=series.ROOT).returncode == 0
 
 
 class Patch:

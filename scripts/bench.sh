@@ -15,7 +15,8 @@ minutes on two cores. Leave the machine alone while it runs.
   scripts/bench.sh --check              fail if a table is not that of docs/benchmarks/results.json
 
 What was measured is in docs/benchmarks/results.json, after each stage. The peers are installed in vendor/bench.
-With --draft-model, --draft-margin, --stages, --repeats and --out see: python -m conformance.bench --help
+With --draft-model, --draft-margin, --stages, --repeats and --out, after a first run, see:
+  .tox/bench/bin/python -m conformance.bench --help
 EOF
 }
 case "${1-}" in -h | --help) usage; exit 0 ;; esac

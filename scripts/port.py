@@ -66,7 +66,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--test", action="store_true", help="run the suite on it when all patches apply")
     args = parser.parse_args()
     if (args.new is None) == (args.source is None):
-        parser.error("name a version or --source DIR")
+        parser.error("name a version or --source DIR" + (", not both" if args.new else ""))
     return args
 
 

@@ -13,7 +13,11 @@ For patch N of the series: its size and files, the public names that it adds, re
   scripts/review.sh --all      every patch
 EOF
 }
-case "${1-}" in -h | --help | "") usage; exit 0 ;; esac
+case "$*" in
+  -h | --help) usage; exit 0 ;;
+  --all) ;;
+  "" | *[!0-9]*) usage >&2; exit 2 ;;
+esac
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 "$here/apply.sh" --no-install >&2
