@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from mlx_lm import stream_generate
 
+from conformance import demo
 from conformance.demo import FIXTURE
 from conformance.prompts import PROMPTS
 from conformance.series import checkout
@@ -66,3 +67,13 @@ def test_the_command_of_the_server() -> None:
     with serve(*rest) as server:
         usage = server.post({"messages": PROMPTS["rename"], "max_tokens": 40}).json()["usage"]
     assert usage["completion_tokens_details"]["draft"]["accepted"] > 0
+
+
+def test_the_first_patches_have_nothing_to_show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scripts/apply.sh --until 5 installs a package without prompt lookup, and ends well."""
+    monkeypatch.setattr(demo, "stream_generate", lambda model, tokenizer, prompt, max_tokens: None)
+    monkeypatch.setattr(sys, "argv", ["demo"])
+    assert demo.main() == 0
+    assert "patch 0006" in capsys.readouterr().out

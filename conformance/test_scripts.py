@@ -263,3 +263,10 @@ def test_help(clone: Clone, script: str) -> None:
     done = clone.run(script, "--help")
     assert done.returncode == 0
     assert f"scripts/{script}" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("abc",), ("--bogus",), ("6", "7")], ids=str)
+def test_what_is_no_patch_is_not_reviewed(clone: Clone, arguments: tuple[str, ...]) -> None:
+    done = clone.run("review.sh", *arguments)
+    assert done.returncode == 2
+    assert "usage: scripts/review.sh" in done.stderr
