@@ -5,6 +5,7 @@ python -m conformance.fixture_report
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 
@@ -17,6 +18,7 @@ SAMPLES, CHARS = 5, 260
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     model, tokenizer = load(str(FIXTURE))
     corpus = Corpus.load(held_out=True)
     for kind in KINDS:

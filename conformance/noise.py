@@ -7,6 +7,7 @@ Nothing is rewound here: this is what the model's own code and the kernels do wh
 
 from __future__ import annotations
 
+import argparse
 import sys
 from importlib.metadata import version
 
@@ -27,6 +28,7 @@ def measure(name: str) -> list[float]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     mx.disable_compile()
     names, exact = runnable(), 0
     print(f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}, {mx.default_device()}, float32\n")

@@ -35,7 +35,7 @@ N = 24
 SEED = 5
 VOCAB = 1024
 # Something to draft, and nothing that a draft gets right for long.
-SHOWN = ("rename", "nothing_to_copy")
+SHOWN = ("tool", "nothing_to_copy")
 # A short prompt for models with random weights.
 PATTERN = [7, 3, 9, 4, 7, 3, 9, 4, 7, 3, 9]
 
@@ -147,7 +147,7 @@ CASES: dict[str, Options] = {
     "margin": lambda *_: {"draft_type": "auto", "draft_margin": "auto"},
     "ties": lambda *_: {"draft_type": "auto", "draft_margin": 2.0},
     "slow first": lambda rank, _: {"draft_type": "auto", "seconds": 0.0 if rank else 0.005},
-    "slow last": lambda rank, _: {"draft_type": "auto", "seconds": 0.005 if rank else 0.0},
+    "slow last": lambda rank, _: {"draft_type": "auto", "draft_costs": PAYING, "seconds": 0.005 if rank else 0.0},
     "unasked": lambda rank, _: {"draft_strategy": Unasked() if rank else SuffixStrategy()},
     "now and then": lambda rank, _: {"draft_strategy": Unasked() if rank else NowAndThen(), "draft_costs": PAYING},
     "wrong": lambda rank, _: {"draft_strategy": Unasked() if rank else NowAndThen(wrong=True), "draft_costs": PAYING},
@@ -267,10 +267,11 @@ def main() -> int:
         FAULTS[args.fault]()
     group = mx.distributed.init(strict=True, backend="ring")
     part, prompts = Part(split(args.model, args.how, group)), prompts_for(args.model)
-    answers = {name: decode(part, group, "plain", name, prompt).tokens for name, prompt in prompts.items()}
+    plain = {name: decode(part, group, "plain", name, prompt) for name, prompt in prompts.items()}
     for case in args.cases:
         for name, prompt in prompts_of(case, prompts).items():
-            print(json.dumps(asdict(decode(part, group, case, name, prompt, answers[name]))), flush=True)
+            told = plain[name] if case == "plain" else decode(part, group, case, name, prompt, plain[name].tokens)
+            print(json.dumps(asdict(told)), flush=True)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +79,14 @@ def in_blocks(model: Any, prompt: list[int], tokens: list[int], length: int) -> 
     return rows
 
 
-def noise(model: Any, prompt: list[int], reference: Run) -> float:
-    """How far the rows of blocks are from single steps, without any rewinding: the model's and the kernels' own."""
+def noises(model: Any, prompt: list[int], reference: Run) -> Iterator[float]:
+    """How far the rows of blocks of each length are from single steps, without any rewinding; the longest first."""
     tokens = [token for token, _ in reference.steps]
     wanted = [logprobs for _, logprobs in reference.steps]
-    return max(gap(in_blocks(model, prompt, tokens, length), wanted) for length in range(2, DRAFT + 2))
+    for length in range(DRAFT + 1, 1, -1):
+        yield gap(in_blocks(model, prompt, tokens, length), wanted)
+
+
+def noise(model: Any, prompt: list[int], reference: Run) -> float:
+    """The largest of them: the model's own noise, and that of the kernels."""
+    return max(noises(model, prompt, reference))

@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--words", action="store_true", help="one token a word, not the fixture's tokenizer")
     labels = list(makers() | RIVALS)
-    parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help=", ".join(labels))
+    parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     recorded = streams(seeds, encode=words() if args.words else bpe())

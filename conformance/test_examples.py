@@ -18,7 +18,7 @@ from conformance.prompts import CODE, PROMPTS
 from conformance.speed import widened
 from conformance.workloads import fenced
 
-N = 160
+N = 96
 
 
 def ids(tokenizer: Any, name: str) -> list[int]:
@@ -49,7 +49,7 @@ def test_ngram_simple(fixture: tuple[Any, Any]) -> None:
     model, tokenizer = fixture
     prompt = ids(tokenizer, "rename")
     stats = drafted(model, tokenizer, prompt, draft_type="ngram-simple", num_draft_tokens=4, ngram_size=3)
-    assert stats.accepted > 100
+    assert stats.accepted > 60
     assert stats.strategy == "NgramSimpleStrategy"
 
 

@@ -16,7 +16,7 @@ from conformance.demo import FIXTURE
 from conformance.prompts import PROMPTS
 from conformance.tally import TALLY
 
-MAX_TOKENS = 96
+MAX_TOKENS = 64
 
 
 def ids(tokenizer: Any, name: str) -> list[int]:

@@ -32,6 +32,8 @@ LIMIT = 400.0
 CERTAIN = ("ungated", "costs", "scripted", "scripted ties")
 # What rank 0 looks drafts up in is its own: the same for every way to split a model.
 LOOKED_UP = ("ngram-simple", "ngram-mod", "unasked")
+# Ranks of a tensor wait for each other in every layer: only a stage can be slower than another.
+SLOW = ("slow first", "slow last")
 GREEDY = [case for case in CASES if "sampled" not in case]
 
 
@@ -89,7 +91,7 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, A
     path = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
     prompts = prompts_for(str(path))
     right = {name: plain(fixture[0], prompt) for name, prompt in prompts.items()}
-    cases = [case for case in CASES if how == "tensor" or case not in LOOKED_UP]
+    cases = [case for case in CASES if case not in (SLOW if how == "tensor" else LOOKED_UP)]
     results = decoded(tmp_path, how, str(path), *cases)
     assert len(results) == sum(len(prompts_of(case, prompts)) for case in cases)
     for ranks in results:
@@ -137,7 +139,7 @@ def test_ranks_that_decide_by_themselves_are_found(tmp_path: Path) -> None:
     for ranks in decoded(tmp_path, "whole", str(FIXTURE), *cases):
         check_alike(ranks)
     faulty = decoded(tmp_path, "whole", str(FIXTURE), "--fault", "alone", *cases)
-    for ranks in [ranks for ranks in faulty if ranks[0].prompt == "rename"]:
+    for ranks in [ranks for ranks in faulty if ranks[0].prompt == "tool"]:
         with pytest.raises(AssertionError, match="the blocks differ"):
             check_alike(ranks)
 

@@ -58,8 +58,8 @@ def serve_on_ranks(folder: Path, model: Path, *args: str) -> Iterator[Client]:
 
 
 def bodies() -> list[dict[str, Any]]:
-    names = ["rename", "json"] * len(WAYS)
-    return [{"messages": PROMPTS[name], "max_tokens": 32, **way} for way, name in zip(WAYS, names, strict=False)]
+    names = ["tool", "json"] * len(WAYS)
+    return [{"messages": PROMPTS[name], "max_tokens": 24, **way} for way, name in zip(WAYS, names, strict=False)]
 
 
 def answer(client: Client, body: dict[str, Any]) -> str:

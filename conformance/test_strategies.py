@@ -26,7 +26,7 @@ from conformance.speculation import FAMILIES, OPTIONS, PROMPT, VOCAB, allowed, m
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-N = 24
+N = 18
 # What blocks cost is pinned: nothing here may depend on a clock.
 COSTS = BlockCosts((1, 2, 16), (1.0, 1.2, 3.0))
 SAMPLERS: dict[str, dict[str, float]] = {
