@@ -278,6 +278,14 @@ def test_runs_of_one_release_are_told_apart(tmp_path: Path) -> None:
     assert names(loaded(tmp_path, *runs)) == [first, *others, "1.2.3 x"]
 
 
+def test_the_table_has_the_newest_mlx_and_the_page_the_others_too(tmp_path: Path) -> None:
+    runs = loaded(tmp_path, green() | {"mlx": "0.8"}, green() | {"mlx": "0.10"}, green() | {"flavour": "x"})
+    head, *lines = table(runs).splitlines()
+    assert head == "|  | 1.2.3 patched | 1.2.3 x |"
+    assert "| mlx | 0.10 | 0.9 |" in lines
+    assert "1.2.3 patched, mlx 0.8" in page(runs)
+
+
 def test_the_page_needs_no_network(tmp_path: Path) -> None:
     text = page(loaded(tmp_path, green(server=FAILED)))
     for word in ("http:", "https:", "src=", "<link", "@import", "url(", "<script"):

@@ -55,7 +55,16 @@ def behind(run: Run) -> str:
     return f"{total.run:,} tests, {total.examples:,} examples, {total.tokens:,} tokens"
 
 
+def newest(runs: Sequence[Run]) -> list[Run]:
+    """Of each release, flavour and device the run with the newest mlx, which comes first: the page has the others."""
+    found: dict[tuple[str, ...], Run] = {}
+    for run in runs:
+        found.setdefault(tuple(run.about[name] for name in ("release", "flavour", "device")), run)
+    return list(found.values())
+
+
 def table(runs: Sequence[Run]) -> str:
+    runs = newest(runs)
     if not runs:
         return "No run is kept in docs/scorecard.json yet.\n"
     notes = Notes()
