@@ -268,6 +268,12 @@ def test_two_environments_make_a_run(tmp_path: Path) -> None:
     (run,) = loaded(tmp_path, first, second)
     assert (run.cell("C4 parity").said, run.cell("verdicts").said, run.cell("surface").said) == ("2", "2", "2")
     assert (run.cell("C5 processors").said, run.cell("C3 exits").said) == ("3", "1 of 2, 1 failed")
+    # What neither ran is what the later one left out.
+    both = [
+        green() | {"rows": {"surface": {n: {"part": n, "outcome": LEFT_OUT} for n in left}}} for left in ("ab", "bcd")
+    ]
+    (run,) = loaded(tmp_path, *both)
+    assert run.cell("surface").said == "0 of 3, 3 left out"
     (run,) = loaded(tmp_path, first | {"mlx-lm": "1.2.3+lookup.8"}, second)
     assert (run.cell("surface").said, run.verdict) == ("0 of 2, 2 left out", "3 left out, no test of surface")
 

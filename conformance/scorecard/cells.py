@@ -155,9 +155,12 @@ def read(run: dict[str, Any], where: Path) -> Run:
 
 
 def updated(rows: Rows, newer: Rows) -> Rows:
-    """The rows with the parts that were run again."""
-    ran = {row: {part: cell for part, cell in parts.items() if cell.run} for row, parts in newer.items()}
-    return {row: rows.get(row, {}) | ran.get(row, {}) for row in {**rows, **ran}}
+    """The newer rows, and of the older ones the parts that were run and not again."""
+
+    def ran(parts: dict[str, Cell]) -> dict[str, Cell]:
+        return {part: cell for part, cell in parts.items() if cell.run}
+
+    return {row: newer.get(row, {}) | ran(rows.get(row, {})) | ran(newer.get(row, {})) for row in {**rows, **newer}}
 
 
 def load(paths: Sequence[Path]) -> list[Run]:
