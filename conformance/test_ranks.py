@@ -32,7 +32,7 @@ LIMIT = 400.0
 CERTAIN = ("ungated", "costs", "scripted", "scripted ties")
 # What rank 0 looks drafts up in is its own: the same for every way to split a model.
 LOOKED_UP = ("ngram-simple", "ngram-mod", "unasked")
-# Ranks of a tensor wait for each other in every layer: only a stage can be slower than another.
+# Ranks of a tensor wait for each other in every layer, so it is only in a pipeline that one falls behind.
 SLOW = ("slow first", "slow last")
 GREEDY = [case for case in CASES if "sampled" not in case]
 

@@ -94,10 +94,10 @@ def with_(plant: object) -> pytest.MarkDecorator:
 
 @with_(crowd)
 def test_a_request_that_moves(alone: Server, moving: Server, fixture: Any, sliding: Request) -> None:
-    for answer in check(alone, moving, request(EDIT, **PENALTIES[0])):
-        assert "batched" in answer.draft["reason"]
-        assert answer.draft["forwards"] < answer.usage["completion_tokens"] + 2
-    check(alone, moving, request(SIGNS))
+    for one in (request(EDIT, **PENALTIES[0]), request(SIGNS)):
+        for answer in check(alone, moving, one):
+            assert "batched" in answer.draft["reason"]
+            assert answer.draft["forwards"] < answer.usage["completion_tokens"] + 2
     assert any("batched" in (answer.draft["reason"] or "") for answer in check(alone, moving, sliding))
     check_stop_words(alone, moving, fixture[1])
 
