@@ -1,6 +1,6 @@
 """The benchmark's own arithmetic, its tables and its page, with small settings: pytest conformance/test_bench.py
 
-No time is judged. What is planted: a run with other tokens, a table that is not that of the results.
+No time of the machine is judged. What is planted: a run with other tokens, a table that is not that of the results.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,20 @@ import pytest
 from mlx_lm import load
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.bench import cells, limit, models, page, peers, report, results, serving, strategies, tasks, workout
+from conformance.bench import (
+    cells,
+    limit,
+    models,
+    page,
+    peers,
+    report,
+    results,
+    rewinds,
+    serving,
+    strategies,
+    tasks,
+    workout,
+)
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import QUICK
@@ -72,17 +86,17 @@ def test_a_cell_has_parity_and_its_labels(subject: Subject, form: str) -> None:
 
 
 def test_other_tokens_show_no_speed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafted, turn = cells.Ready.drafted, iter(range(1000))
+    in_turns, repetition = cells.in_turns, iter(range(1000))
 
-    def wrong(self: cells.Ready, strategy: Any, record: bool = False) -> cells.Run:
-        done = drafted(self, strategy, record)
-        if next(turn) == 7:
-            done.tokens[-1] += 1
-        return done
+    def wrong(decodings: Sequence[cells.Decoding]) -> list[cells.Run]:
+        runs = in_turns(decodings)
+        if next(repetition) == 2:
+            runs[-1].tokens[-1] += 1
+        return runs
 
-    monkeypatch.setattr(cells.Ready, "drafted", wrong)
+    monkeypatch.setattr(cells, "in_turns", wrong)
     found = measured(subject)
-    assert sorted(row["parity"] for row in found) == [False, True, True]
+    assert [row["parity"] for row in found] == [True, True, False]
     for row in found:
         assert row["parity"] == (row["speed"] is not None) == (row["ratios"] != []) == (row["tps"] is not None)
 
@@ -98,7 +112,8 @@ def test_a_given_answer_is_what_comes_out(subject: Subject) -> None:
     task = replace(tasks.single("prose", 0, tokens=60), form=tasks.GIVEN)
     ready = cells.prepare(subject, task, PLAN)
     prompt, text = task.tokens(subject)
-    assert ready.plain().tokens == text[len(prompt) :][: PLAN.tokens]
+    (run,) = cells.in_turns([ready.plain()])
+    assert run.tokens == text[len(prompt) :][: PLAN.tokens]
 
 
 def test_the_twin_leaves_the_cache_of_the_model() -> None:
@@ -114,15 +129,63 @@ def test_the_twin_leaves_the_cache_of_the_model() -> None:
     assert seconds is None
 
 
+class Watch:
+    """A clock that tokens push on, and the order in which runs had them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.order, self.under_way = 0.0, "", 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(mx, "synchronize", lambda _: self.finish())
+
+    def finish(self) -> None:
+        self.now, self.under_way = self.now + self.under_way, 0.0
+
+    def decoding(self, ready: cells.Ready, name: str, seconds: float, under_way: float = 0.0) -> cells.Decoding:
+        def step(prompt: mx.array, model: Any, prompt_progress_callback: Any, **_: Any) -> Iterator[tuple[int, None]]:
+            # The prompt.
+            self.now += 100.0
+            prompt_progress_callback(1, 2)
+            try:
+                while True:
+                    self.now += seconds
+                    self.finish()
+                    self.order += name
+                    self.under_way = under_way
+                    yield 7, None
+            finally:
+                self.order += name.lower()
+
+        return cells.Decoding(ready, step, cells.Run())
+
+
+def test_runs_take_turns_and_each_has_its_own_time(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = cells.prepare(subject, tasks.single("echo", 0, tokens=60), replace(PLAN, tokens=25))
+    watch = Watch(monkeypatch)
+    # The first one has half of its next token under way, as plain decoding has.
+    first, second = cells.in_turns([watch.decoding(ready, "A", 0.5, under_way=0.5), watch.decoding(ready, "B", 2.0)])
+    assert watch.order == 2 * ("A" * 10 + "B" * 10) + "A" * 5 + "B" * 5 + "ba"
+    assert (len(first.tokens), len(second.tokens)) == (25, 25)
+    # Without the prompt, and without what is under way behind the last token.
+    assert (first.first, first.seconds) == (0.5, 24.5)
+    assert (second.first, second.seconds) == (2.0, 50.0)
+
+
+def test_a_run_ends_with_the_text(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = cells.prepare(subject, tasks.single("echo", 0, tokens=60), PLAN)
+    monkeypatch.setattr(Subject, "eos", {7})
+    (run,) = cells.in_turns([Watch(monkeypatch).decoding(ready, "A", 1.0)])
+    assert run.tokens == [7]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_each_drafted_run_stands_next_to_a_plain_one(n: int) -> None:
-    order = cells.turns(n, 5)
+def test_each_way_to_rewind_stands_next_to_a_plain_run(n: int) -> None:
+    order = rewinds.turns(n, 5)
     assert all(order.count(i) == 5 for i in range(n))
     assert all(i is None or None in (order[at - 1], order[at + 1]) for at, i in enumerate(order))
     # Plain runs take 4 seconds, drafted ones 2.
     runs = [cells.Run([1], 4.0 if i is None else 2.0, 1.0) for i in order]
     for i in range(n):
-        assert cells.beside_plain(runs, order, i)[1] == [2.0] * 5
+        assert rewinds.beside_plain(runs, order, i)[1] == [2.0] * 5
 
 
 def test_the_ideal() -> None:
@@ -134,6 +197,13 @@ def test_the_ideal() -> None:
     assert blocks == {4: 2, 1: 2}
     assert limit.ideal(blocks, 7, costs) == pytest.approx(7 / 6)
     assert limit.by_position([(3, 3), (0, 3), (1, 2)]) == [(2, 3), (1, 3), (1, 2)]
+
+
+def test_a_step_of_plain_decoding_in_passes_of_one_token(subject: Subject) -> None:
+    cache, _ = subject.prefilled(list(range(1, 30)))
+    assert limit.plain_step(subject.model, cache, repeats=1) > 0
+    # What is timed leaves the cache as it was.
+    assert cache[0].offset == 29
 
 
 def test_the_ideal_is_that_of_the_costs_of_all_prompts() -> None:

@@ -1,8 +1,9 @@
-"""One cell: a task decoded plain and with some strategies, in turns.
+"""One cell: a task decoded plain and with some strategies, side by side.
 
-A repetition is plain, two drafted runs, plain, two drafted runs, and so on: next to each drafted run stands a plain
-one, and the ratio of such a pair is a measurement. The prompt is processed before, once, and every run starts from a
-copy of its cache. The clock runs from the last token of the prompt to the last token of the answer.
+A repetition is a plain run and one with each strategy, which take turns of ten tokens, so that a slow second of the
+machine is one of them all; the ratio of a plain run to the drafted one beside it is a measurement. The prompt is
+processed before, once, and every run starts from a copy of its cache. The clock of a run runs in its turns, from the
+last token of the prompt to the last token of the answer.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.draft import DraftStats
-from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step
 
 from conformance.bench import limit
 from conformance.bench.models import Cache, Subject, copied
@@ -25,14 +26,16 @@ from conformance.bench.strategies import Recorded, Strategy
 from conformance.bench.tasks import Dictated, Task
 
 Row = dict[str, Any]
+# Tokens a turn: far less than a run, and enough that what a turn begins and ends with is little of it.
+TURN = 10
 
 
 @dataclass
 class Run:
-    tokens: list[int]
-    seconds: float
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
     # From the last token of the prompt to the first of the answer.
-    first: float
+    first: float = 0.0
     stats: DraftStats | None = None
     # Of the drafts that were fed: how many tokens were accepted, and how many drafted.
     recorded: list[tuple[int, int]] = field(default_factory=list)
@@ -62,47 +65,67 @@ class Ready:
         for length, values in limit.block_samples(self.model, self.cache, self.lengths, repeats).items():
             self.samples.setdefault(length, []).extend(values)
 
-    def plain(self) -> Run:
-        return self._run(generate_step)
+    def plain(self) -> Decoding:
+        return Decoding(self, generate_step, Run())
 
-    def drafted(self, strategy: Strategy, record: bool = False) -> Run:
+    def drafted(self, strategy: Strategy, record: bool = False) -> Decoding:
         start = time.perf_counter()
         drafter = strategy.make(self.prompt[:-2])
         index = time.perf_counter() - start
         drafter = Recorded(drafter) if record else drafter
-        stats = DraftStats()
-        run = self._run(
+        run = Run(stats=DraftStats(), recorded=drafter.blocks if record else [], index=index)
+        return Decoding(
+            self,
             speculative_generate_step,
+            run,
             draft_strategy=drafter,
             draft_costs=self.subject.costs,
             draft_margin=self.subject.margin,
             eos_token_ids=self.subject.eos,
-            stats=stats,
+            stats=run.stats,
             **strategy.loop,
         )
-        run.index, run.stats, run.recorded = index, stats, drafter.blocks if record else []
-        return run
 
-    def _run(self, step: Any, **options: Any) -> Run:
-        start = first = end = 0.0
 
-        def progress(done: int, total: int) -> None:
-            nonlocal start
-            # The token before the last is fed on its own: from it the loop learns the size of the vocabulary.
-            if done == total - 1:
-                start = time.perf_counter()
+class Decoding:
+    """A run under way."""
 
-        options |= {"prompt_cache": copied(self.cache), "prompt_progress_callback": progress}
-        steps = step(mx.array(self.prompt[-2:]), self.model, max_tokens=self.max_tokens, **options)
-        tokens: list[int] = []
-        with closing(steps):
-            for token, *_ in steps:
-                end = time.perf_counter()
-                first = first or end
-                tokens.append(token)
-                if token in self.subject.eos:
-                    break
-        return Run(tokens, end - start, first - start)
+    def __init__(self, ready: Ready, step: Any, run: Run, **options: Any) -> None:
+        self.run, self.eos, self.most = run, ready.subject.eos, ready.max_tokens
+        options |= {"prompt_cache": copied(ready.cache), "prompt_progress_callback": self._progress}
+        self.steps = step(mx.array(ready.prompt[-2:]), ready.model, max_tokens=self.most, **options)
+        self.ended = False
+
+    def _progress(self, done: int, total: int) -> None:
+        # The token before the last is fed on its own: from it the loop learns the size of the vocabulary.
+        if done == total - 1:
+            self._start = time.perf_counter()
+
+    def turn(self) -> None:
+        """Decode some tokens, and what was begun beyond them unless they are the last ones."""
+        run, self._start, until = self.run, time.perf_counter(), len(self.run.tokens) + TURN
+        while len(run.tokens) < until and not self.ended:
+            token, *_ = next(self.steps)
+            end = time.perf_counter()
+            run.first = run.first or end - self._start
+            run.tokens.append(token)
+            self.ended = token in self.eos or len(run.tokens) == self.most
+        # Plain decoding has its next step under way, which would run in the turn of another.
+        mx.synchronize(generation_stream)
+        run.seconds += (end if self.ended else time.perf_counter()) - self._start
+
+
+def in_turns(decodings: Sequence[Decoding]) -> list[Run]:
+    """Decode all of them to the end, a turn each at a time."""
+    with ExitStack() as stack:
+        # While it decodes, plain decoding holds mlx's default stream: the first to take it is the last to give it back.
+        for decoding in decodings:
+            stack.enter_context(closing(decoding.steps))
+        while not all(decoding.ended for decoding in decodings):
+            for decoding in decodings:
+                if not decoding.ended:
+                    decoding.turn()
+    return [decoding.run for decoding in decodings]
 
 
 def prepare(subject: Subject, task: Task, plan: Plan) -> Ready:
@@ -115,41 +138,21 @@ def prepare(subject: Subject, task: Task, plan: Plan) -> Ready:
 def measure(subject: Subject, task: Task, strategies: Sequence[Strategy], plan: Plan) -> Iterator[Row]:
     """A row for each strategy."""
     ready = prepare(subject, task, plan)
+    repeats = plan.fine_repeats if task.workload in plan.fine else plan.repeats
     # Nothing is timed the first time; this is also where the blocks are recorded.
-    ready.plain()
-    traces = [ready.drafted(strategy, record=True) for strategy in strategies]
-    order = turns(len(strategies), plan.repeats)
+    _, *traces = in_turns([ready.plain(), *(ready.drafted(strategy, record=True) for strategy in strategies)])
     ready.time_blocks(plan.repeats // 2)
-    runs = [ready.plain() if i is None else ready.drafted(strategies[i]) for i in order]
+    runs = [in_turns([ready.plain(), *map(ready.drafted, strategies)]) for _ in range(repeats)]
     ready.time_blocks(plan.repeats // 2)
-    plain = [run for run, i in zip(runs, order, strict=True) if i is None]
-    for i, strategy in enumerate(strategies):
+    plain, *drafted = zip(*runs, strict=True)
+    for strategy, trace, each in zip(strategies, traces, drafted, strict=True):
         yield (
             subject.labels()
             | task.labels()
             | strategy.labels()
             | {"prompt_tokens": len(ready.prompt)}
-            | row(ready, plain, *beside_plain(runs, order, i), traces[i])
+            | row(ready, plain, each, trace)
         )
-
-
-def turns(n_strategies: int, repeats: int) -> list[int | None]:
-    """Which strategy each run has; None is plain. One strategy stands between two plain runs, two share them."""
-    once: list[int | None] = []
-    for i in range(n_strategies):
-        once += [None, i] if i % 2 == 0 else [i]
-    return once * repeats + [None]
-
-
-def beside_plain(runs: Sequence[Run], order: Sequence[int | None], strategy: int) -> tuple[list[Run], list[float]]:
-    """The runs of a strategy, and what the plain ones next to each took in multiples of it."""
-    drafted, ratios = [], []
-    for at, i in enumerate(order):
-        if i == strategy:
-            plain = [runs[j].seconds for j in (at - 1, at + 1) if order[j] is None]
-            drafted.append(runs[at])
-            ratios.append(statistics.mean(plain) / runs[at].seconds)
-    return drafted, ratios
 
 
 def parity(plain: Sequence[Run], drafted: Sequence[Run]) -> bool:
@@ -158,13 +161,14 @@ def parity(plain: Sequence[Run], drafted: Sequence[Run]) -> bool:
     return min(len(plain), len(drafted)) >= LEAST_REPEATS and all(tokens == runs[0] for tokens in runs)
 
 
-def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], ratios: Sequence[float], trace: Run) -> Row:
+def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], trace: Run) -> Row:
     """What was measured, but for the ideal, which takes the costs of all prompts. Without parity there is no speed."""
     stats, recorded = trace.stats, trace.recorded
     assert stats is not None
     equal = parity(plain, drafted)
     blocks = limit.block_lengths(recorded, stats.forwards)
     costs = limit.relative(ready.samples)
+    ratios = [a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)]
     speed = statistics.median(ratios) if equal else None
     result: Row = {
         "parity": equal,
@@ -188,7 +192,7 @@ def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], ratios: Sequ
             "speed": speed,
             "low": min(ratios),
             "high": max(ratios),
-            "ratios": list(ratios),
+            "ratios": ratios,
             "tps": statistics.median(run.tps for run in drafted),
             "ttft": first_token(ready, drafted),
         }

@@ -7,15 +7,19 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
 from conformance.bench.models import Cache, copied
 
 Costs = dict[int, float]
 Samples = dict[int, list[float]]
+# How many steps of plain decoding are timed at a time.
+STEPS = 10
 
 
 def block_samples(model: Any, cache: Cache, lengths: Sequence[int], repeats: int) -> Samples:
@@ -35,6 +39,25 @@ def block_samples(model: Any, cache: Cache, lengths: Sequence[int], repeats: int
             if trimmed:
                 trim_prompt_cache(used, length)
     return samples
+
+
+def plain_step(model: Any, cache: Cache, repeats: int) -> float:
+    """What a step of plain decoding costs in forward passes of one token: while it runs, the next one is prepared."""
+    steps = generate_step(mx.array([1, 2]), model, max_tokens=-1, prompt_cache=copied(cache))
+    waited, ratios = copied(cache), []
+    with closing(steps):
+        next(steps)
+        for _ in range(repeats):
+            mx.synchronize(generation_stream)
+            start = time.perf_counter()
+            for _ in range(STEPS):
+                next(steps)
+            mx.synchronize(generation_stream)
+            middle = time.perf_counter()
+            for i in range(STEPS):
+                mx.eval(model(mx.array([[1 + i % 7]]), cache=waited))
+            ratios.append((middle - start) / (time.perf_counter() - middle))
+    return statistics.median(ratios)
 
 
 def relative(samples: Samples) -> Costs:

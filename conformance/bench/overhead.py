@@ -18,7 +18,7 @@ from mlx_lm.draft_generate import BlockVerifier
 from mlx_lm.draft_plan import Drafter
 
 from conformance.bench import strategies
-from conformance.bench.cells import Ready, Row, prepare
+from conformance.bench.cells import Ready, Row, in_turns, prepare
 from conformance.bench.models import Subject
 from conformance.bench.plan import Plan, Progress
 from conformance.bench.tasks import single
@@ -95,12 +95,13 @@ def parts(ready: Ready, strategy: strategies.Strategy | None) -> dict[str, float
             for name in names:
                 stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))
         if strategy is None:
-            run = ready.plain()
+            decoding = ready.plain()
         else:
             wrapped = strategies.Strategy(
                 strategy.name, lambda prompt: TimedStrategy(strategy.make(prompt), clock), strategy.options
             )
-            run = ready.drafted(wrapped)
+            decoding = ready.drafted(wrapped)
+        (run,) = in_turns([decoding])
     found = {name: clock.seconds[name] for name in ("model_us", "draft", "plan", "rewind")}
     found["loop"] = run.seconds - sum(found.values())
     return {name: 1e6 * seconds / timed.forwards for name, seconds in found.items()}
@@ -111,7 +112,7 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     for workload in SHOWN[: 1 if plan.quick else None]:
         ready = prepare(subject, single(workload, 0), plan)
         chosen = [None, *strategies.main_ones(subject)[: len(strategies.LOOKUPS)]]
-        ready.plain()
+        in_turns([ready.plain()])
         for strategy in chosen:
             runs = sorted(
                 (parts(ready, strategy) for _ in range(plan.repeats)),

@@ -16,6 +16,9 @@ class Plan:
 
     quick: bool = False
     repeats: int = 5
+    # Where nothing is gained, what is asked is a difference of hundredths.
+    fine: tuple[str, ...] = ("prose",)
+    fine_repeats: int = 15
     tokens: int = 80
     prompts: int = 2
     # The kinds of request that a single prompt is drawn for; None for all there are.
@@ -41,6 +44,7 @@ FULL = Plan()
 QUICK = Plan(
     quick=True,
     repeats=LEAST_REPEATS,
+    fine_repeats=LEAST_REPEATS,
     tokens=12,
     prompts=1,
     workloads=("echo", "delete", "prose"),

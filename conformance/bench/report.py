@@ -170,12 +170,14 @@ def costs(runs: Sequence[Run]) -> str:
             row["weights"],
             row["context"],
             row["token_ms"],
+            row.get("plain_step"),
             *(row["costs"].get(length) for length in lengths),
             row["kv_bytes"] / 2**20,
         ]
         for row in found
     ]
-    head = ["model", "weights", "context", "ms a token", *(f"block of {n}" for n in lengths), "MiB of cache"]
+    blocks = [f"block of {n}" for n in lengths]
+    head = ["model", "weights", "context", "ms a token", "plain step", *blocks, "MiB of cache"]
     return table(head, lines)
 
 

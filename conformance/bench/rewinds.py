@@ -21,7 +21,7 @@ from mlx_lm.draft_generate import BlockVerifier
 from mlx_lm.generate import generate_step, speculative_generate_step
 
 from conformance.architectures import CONFIGS, build, make_cache
-from conformance.bench.cells import Row, beside_plain, parity, turns
+from conformance.bench.cells import Row, parity
 from conformance.bench.cells import Run as Decode
 from conformance.bench.models import DTYPES, fill
 from conformance.bench.plan import Plan, Progress
@@ -107,7 +107,7 @@ class Subject:
             for token, *_ in steps:
                 end = perf_counter()
                 tokens.append(token)
-        return Decode(tokens, end - start, 0.0)
+        return Decode(tokens, end - start)
 
 
 def ways() -> dict[str, list[tuple[Any, str, Any]]]:
@@ -147,6 +147,25 @@ def compared(subject: Subject, rate: float, text: Sequence[int], repeats: int) -
         yield {"rate": rate, "way": name, "plain_tps": statistics.median(run.tps for run in plain)} | speeds(
             ratios, parity(plain, drafted)
         )
+
+
+def turns(n_ways: int, repeats: int) -> list[int | None]:
+    """Which way each run goes; None is plain. One way stands between two plain runs, two share them."""
+    once: list[int | None] = []
+    for i in range(n_ways):
+        once += [None, i] if i % 2 == 0 else [i]
+    return once * repeats + [None]
+
+
+def beside_plain(runs: Sequence[Decode], order: Sequence[int | None], way: int) -> tuple[list[Decode], list[float]]:
+    """The runs of a way, and what the plain ones next to each took in multiples of it."""
+    drafted, ratios = [], []
+    for at, i in enumerate(order):
+        if i == way:
+            plain = [runs[j].seconds for j in (at - 1, at + 1) if order[j] is None]
+            drafted.append(runs[at])
+            ratios.append(statistics.mean(plain) / runs[at].seconds)
+    return drafted, ratios
 
 
 def speeds(ratios: Sequence[float], equal: bool) -> Row:

@@ -70,7 +70,7 @@ def sweep(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     every_class = in_form(subject, tasks.singles(subject, replace(plan, prompts=1)))
     asked = [task for task in every_class if task.workload in plan.swept]
     every = list(strategies.swept(subject, plan))
-    yield from each(subject, asked, plan, progress, dict.fromkeys(range(len(asked)), every))
+    yield from each(subject, asked, replace(plan, fine=()), progress, dict.fromkeys(range(len(asked)), every))
 
 
 def types(plan: Plan, progress: Progress) -> Iterator[Row]:
@@ -80,7 +80,7 @@ def types(plan: Plan, progress: Progress) -> Iterator[Row]:
         found = {(task.workload, task.form): task for task in tasks.singles(subject, replace(plan, prompts=1))}
         asked = [found[key] for key in TYPES_SHOWN if key in found]
         auto = strategies.main_ones(subject)[:1]
-        yield from each(subject, asked, plan, progress, dict.fromkeys(range(len(asked)), auto))
+        yield from each(subject, asked, replace(plan, fine=()), progress, dict.fromkeys(range(len(asked)), auto))
 
 
 def memory(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
