@@ -132,6 +132,37 @@ def test_the_series_applies_to_each_release(clone: Clone, release: str) -> None:
     assert (clone.root / "vendor" / f"mlx-lm-{release}" / "mlx_lm" / "draft.py").exists()
 
 
+def test_another_form_of_a_patch_for_a_release(clone: Clone) -> None:
+    release, checkout = ("--release", "0.32.0"), clone.root / "vendor" / "mlx-lm-0.32.0"
+    folder, draft = clone.root / "patches" / "0.32.0", checkout / "mlx_lm" / "draft.py"
+    clone.apply(*release)
+    assert "unchanged" in clone.run("export.sh", *release).stdout
+    before, last = {path.name for path in folder.glob("*.patch")}, sorted(clone.patches())[-1]
+    assert last not in before
+    draft.write_text(draft.read_text() + "# mine\n")
+    git(checkout, "commit", "--all", "--amend", "--no-edit")
+    assert "export.sh --release 0.32.0" in clone.refused("apply.sh", "--no-install", *release)
+    assert f"patches/0.32.0/ is not what the checkout exports: {last}" in clone.refused(
+        "export.sh", "--check", *release
+    )
+    assert "1 changed" in clone.run("export.sh", *release).stdout
+    assert {path.name for path in folder.glob("*.patch")} == before | {last}
+    clone.apply(*release)
+    assert draft.read_text().endswith("# mine\n")
+    # What patches/ makes too is no other form.
+    draft.write_text(draft.read_text().removesuffix("# mine\n"))
+    git(checkout, "commit", "--all", "--amend", "--no-edit")
+    assert clone.run("export.sh", *release).returncode == 0
+    assert {path.name for path in folder.glob("*.patch")} == before
+
+
+def test_a_release_has_no_patch_of_its_own(clone: Clone) -> None:
+    clone.apply("--release", "0.32.1")
+    checkout = clone.root / "vendor" / "mlx-lm-0.32.1"
+    git(checkout, "commit", "--allow-empty", "--message", "mine")
+    assert "no patches of its own" in clone.refused("export.sh", "--release", "0.32.1")
+
+
 def test_until(clone: Clone) -> None:
     clone.apply("--until", "2")
     assert not (clone.checkout / "mlx_lm" / "draft.py").exists()

@@ -12,9 +12,8 @@ from checkout import (
     BRANCH,
     Stamp,
     apply_patches,
+    changes,
     check_clone,
-    differences,
-    export,
     git,
     head,
     import_release,
@@ -22,7 +21,7 @@ from checkout import (
     series_key,
 )
 from install import build_wheel, install, installed, mlx_extra
-from pin import ROOT, VENV, Refused, Release, alone, fetch, find_release, patch_files, temporary
+from pin import PATCHES, ROOT, VENV, Refused, Release, alone, fetch, find_release, patch_files, temporary
 
 
 def main() -> int:
@@ -52,7 +51,7 @@ def apply_release(args: argparse.Namespace) -> int:
     patches = patch_files(args.until, release.version)
     key = series_key(release.sha256, patches)
     checkout = release.checkout
-    done = is_applied(checkout, key)
+    done = is_applied(checkout, key, release.patches)
     if not done:
         fetch(release)
         make_checkout(release, patches, key)
@@ -65,8 +64,8 @@ def apply_release(args: argparse.Namespace) -> int:
     return finish(checkout, label)
 
 
-def is_applied(checkout: Path, key: str) -> bool:
-    """Whether the checkout is what this run would make. Refuses to lose work that is in it."""
+def is_applied(checkout: Path, key: str, folder: Path = PATCHES) -> bool:
+    """Whether the checkout is what this run would make. Refuses to lose work that is in it and not in the folder."""
     if not checkout.exists():
         return False
     stamp = Stamp.read(checkout)
@@ -79,10 +78,10 @@ def is_applied(checkout: Path, key: str) -> bool:
         raise Refused(f"{checkout} has uncommitted changes ({first}); commit them and run scripts/export.sh.")
     if head(checkout) != stamp.commit:
         with temporary("compare") as exported:
-            export(checkout, stamp.base, exported)
-            if differences(exported):
+            if changes(checkout, stamp.base, folder, exported):
+                option = "" if folder == PATCHES else f" --release {folder.name}"
                 raise Refused(
-                    f"{checkout} has commits that are not in patches/. scripts/export.sh writes them there; "
+                    f"{checkout} has commits that are not in patches/. scripts/export.sh{option} writes them there; "
                     "or move the checkout away."
                 )
     others = set(git(checkout, "for-each-ref", "--format=%(refname:short)").stdout.split()) - {BRANCH}

@@ -15,7 +15,7 @@ import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pin import PATCHES, Refused, Release, fetch, find_release, releases
+from pin import PATCHES, Refused, Release, fetch, find_release, patch_files, releases, temporary
 
 DATE = "Thu, 1 Jan 2026 00:00:00 +0000"
 IDENTITY = {"NAME": "mlx-lm prompt lookup", "EMAIL": "series@example.org", "DATE": DATE}
@@ -113,8 +113,8 @@ def _explain(checkout: Path, patch: Path, number: int, made_for: str, am_said: s
     failed = re.findall(r"patch failed: (.+):(\d+)", tried)
     lines += [f"  {file}: {_hunk(patch, file, int(line))}" for file, line in failed]
     lines += [f"  {line.removeprefix('error: ')}" for line in (tried or am_said).splitlines() if not failed and line]
-    lines.append(f"Next: scripts/apply.sh --until {number - 1} --no-install, then in the checkout it names:")
-    lines.append(f"  git am --3way '{patch}', mend it, git am --continue; scripts/export.sh writes patches/ again.")
+    lines.append(f"Next: the same command with --until {number - 1} --no-install, then in the checkout it names:")
+    lines.append(f"  git am --3way '{patch}', mend it, git am --continue. scripts/export.sh writes patches/ again.")
     return "\n".join(lines)
 
 
@@ -136,10 +136,28 @@ def export(checkout: Path, base: str, into: Path) -> None:
         patch.write_text(re.sub(r"^Date: .*$", f"Date: {DATE}", text, count=1, flags=re.MULTILINE))
 
 
-def differences(exported: Path) -> list[str]:
-    """The patches in which an export and patches/ differ."""
-    names = sorted({path.name for where in (exported, PATCHES) for path in where.glob("[0-9]*.patch")})
-    return [name for name in names if _content(exported / name) != _content(PATCHES / name)]
+def changes(checkout: Path, base: str, folder: Path, exported: Path) -> list[str]:
+    """Write what a checkout exports to a folder of patches, and name those that are not in the folder like that."""
+    export(checkout, base, exported)
+    if folder != PATCHES:
+        _keep_variants(checkout, base, exported)
+    names = sorted({path.name for where in (exported, folder) for path in where.glob("[0-9]*.patch")})
+    return [name for name in names if _content(exported / name) != _content(folder / name)]
+
+
+def _keep_variants(checkout: Path, base: str, exported: Path) -> None:
+    """Of the patches of a release, leave the ones whose commit the patch of that name in patches/ does not make."""
+    commits = git(checkout, "rev-list", "--reverse", f"{base}..HEAD").stdout.split()
+    with temporary("variants") as scratch:
+        git(scratch, "clone", "--quiet", "--shared", str(checkout), "clone")
+        clone = scratch / "clone"
+        lend_default(clone, patch_files(), scratch)
+        for patch, before, commit in zip(sorted(exported.glob("*.patch")), [base, *commits], commits, strict=False):
+            git(clone, "checkout", "--quiet", "--detach", before)
+            if git(clone, "am", "--quiet", "--3way", str(PATCHES / patch.name), check=False).returncode != 0:
+                git(clone, "am", "--abort", check=False)
+            elif git(clone, "diff", "--quiet", "HEAD", commit, check=False).returncode == 0:
+                patch.unlink()
 
 
 def _content(path: Path) -> bytes | None:

@@ -1,4 +1,8 @@
-"""Write patches/ from the commits of the default release's checkout, or check that it would not change."""
+"""Write patches/ from the commits of a release's checkout, or check that it would not change.
+
+The default release has all of them. With another one, patches/<release>/ gets the patches that this release needs in
+another form: those that do not apply to it, or do not make the commit that is there.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +12,66 @@ import shutil
 import sys
 from pathlib import Path
 
-from checkout import Stamp, differences, export, git
-from pin import PATCHES, Refused, alone, find_release, patch_files, temporary
+from checkout import Stamp, changes, git
+from pin import PATCHES, Refused, Release, alone, find_release, patch_files, temporary
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/export.sh", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="scripts/export.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if patches/ would change")
     args = parser.parse_args()
     try:
         with alone(), temporary("export") as exported:
-            return run(exported, args.check)
+            return run(find_release(args.release), exported, args.check)
     except Refused as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 1
 
 
-def run(exported: Path, check: bool) -> int:
-    checkout = find_release(None).checkout
+def run(release: Release, exported: Path, check: bool) -> int:
+    checkout, series = release.checkout, {patch.name for patch in patch_files()}
     stamp = Stamp.read(checkout)
     if stamp is None:
         raise Refused(f"{checkout} is not there; scripts/apply.sh makes it.")
     if git(checkout, "status", "--porcelain").stdout:
         raise Refused(f"{checkout} has uncommitted changes; commit them first.")
-    export(checkout, stamp.base, exported)
-    count = len(list(exported.glob("*.patch")))
-    if count < len(patch_files()):
+    count = int(git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout)
+    if count < len(series):
         raise Refused(
-            f"the checkout has {count} commits, patches/ {len(patch_files())} patches. Apply the others with "
+            f"the checkout has {count} commits, patches/ {len(series)} patches. Apply the others with "
             "git am --3way, or delete the patch files that are to go."
         )
-    changed = differences(exported)
+    folder = release.patches
+    changed = changes(checkout, stamp.base, folder, exported)
+    names = {patch.name for patch in exported.glob("*.patch")}
+    if folder != PATCHES and not names <= series:
+        raise Refused(
+            f"{', '.join(sorted(names - series))}: a release has no patches of its own, only other forms of them."
+        )
     if check and changed:
-        raise Refused(f"patches/ is not what the checkout exports: {', '.join(changed)}. Run scripts/export.sh.")
+        option = "" if folder == PATCHES else f" --release {release.version}"
+        raise Refused(
+            f"{os.path.relpath(folder, PATCHES.parent)}/ is not what the checkout exports: {', '.join(changed)}. "
+            f"Run scripts/export.sh{option}."
+        )
     if not check:
-        replace(exported)
-    print(f"{count} patches, {len(changed)} changed" if changed else f"{count} patches, unchanged")
+        replace(exported, folder)
+    print(f"{len(names)} patches, {len(changed)} changed" if changed else f"{len(names)} patches, unchanged")
     return 0
 
 
-def replace(exported: Path) -> None:
+def replace(exported: Path, folder: Path) -> None:
     names = {patch.name for patch in exported.glob("*.patch")}
+    if names:
+        folder.mkdir(exist_ok=True)
     for patch in exported.glob("*.patch"):
-        if not (PATCHES / patch.name).exists() or (PATCHES / patch.name).read_bytes() != patch.read_bytes():
-            shutil.copy(patch, PATCHES / f".{patch.name}")
-            os.replace(PATCHES / f".{patch.name}", PATCHES / patch.name)
-    for patch in patch_files():
+        if not (folder / patch.name).exists() or (folder / patch.name).read_bytes() != patch.read_bytes():
+            shutil.copy(patch, folder / f".{patch.name}")
+            os.replace(folder / f".{patch.name}", folder / patch.name)
+    for patch in folder.glob("[0-9]*.patch"):
         if patch.name not in names:
             patch.unlink()
 

@@ -39,6 +39,11 @@ class Release:
     def checkout(self) -> Path:
         return VENDOR / f"mlx-lm-{self.version}"
 
+    @property
+    def patches(self) -> Path:
+        """Where the commits of its checkout are exported to."""
+        return PATCHES if self.version == releases()[1] else PATCHES / self.version
+
 
 def releases() -> tuple[dict[str, Release], str]:
     """The pinned releases by version, and the default version."""
