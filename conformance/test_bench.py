@@ -199,9 +199,19 @@ def test_the_ideal() -> None:
     assert limit.by_position([(3, 3), (0, 3), (1, 2)]) == [(2, 3), (1, 3), (1, 2)]
 
 
-def test_a_step_of_plain_decoding_in_passes_of_one_token(subject: Subject) -> None:
+def test_a_step_of_plain_decoding_in_passes_of_one_token(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def model(tokens: mx.array, cache: list[Any]) -> mx.array:
+        nonlocal now
+        now += tokens.size if tokens[0, 0].item() < 8 else 0.5
+        # What is decoded is none of the tokens that are fed to be timed.
+        return mx.where(mx.arange(64) == 9, 1.0, subject.model(tokens, cache=cache)[..., :64] * 0)
+
     cache, _ = subject.prefilled(list(range(1, 30)))
-    assert limit.plain_step(subject.model, cache, repeats=1) > 0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    # A pass takes a second, and a step of plain decoding half of one.
+    assert limit.plain_step(model, cache, repeats=3) == 0.5
     # What is timed leaves the cache as it was.
     assert cache[0].offset == 29
 

@@ -21,7 +21,19 @@ from checkout import (
     series_key,
 )
 from install import build_wheel, install, installed, mlx_extra
-from pin import PATCHES, ROOT, VENV, Refused, Release, alone, fetch, find_release, patch_files, temporary
+from pin import (
+    PATCHES,
+    ROOT,
+    VENV,
+    Refused,
+    Release,
+    alone,
+    export_command,
+    fetch,
+    find_release,
+    patch_files,
+    temporary,
+)
 
 
 def main() -> int:
@@ -75,13 +87,12 @@ def is_applied(checkout: Path, key: str, folder: Path = PATCHES) -> bool:
         raise Refused(f"{checkout} was not made by this script; move it away.")
     if changed := git(checkout, "status", "--porcelain").stdout.strip():
         first = changed.splitlines()[0].split()[-1]
-        raise Refused(f"{checkout} has uncommitted changes ({first}); commit them and run scripts/export.sh.")
+        raise Refused(f"{checkout} has uncommitted changes ({first}); commit them and run {export_command(folder)}.")
     if head(checkout) != stamp.commit:
         with temporary("compare") as exported:
             if changes(checkout, stamp.base, folder, exported):
-                option = "" if folder == PATCHES else f" --release {folder.name}"
                 raise Refused(
-                    f"{checkout} has commits that are not in patches/. scripts/export.sh{option} writes them there; "
+                    f"{checkout} has commits that are not in patches/. {export_command(folder)} writes them there; "
                     "or move the checkout away."
                 )
     others = set(git(checkout, "for-each-ref", "--format=%(refname:short)").stdout.split()) - {BRANCH}

@@ -114,7 +114,9 @@ def _explain(checkout: Path, patch: Path, number: int, made_for: str, am_said: s
     lines += [f"  {file}: {_hunk(patch, file, int(line))}" for file, line in failed]
     lines += [f"  {line.removeprefix('error: ')}" for line in (tried or am_said).splitlines() if not failed and line]
     lines.append(f"Next: the same command with --until {number - 1} --no-install, then in the checkout it names:")
-    lines.append(f"  git am --3way '{patch}', mend it, git am --continue. scripts/export.sh writes patches/ again.")
+    lines.append(
+        f"  git am --3way '{patch}', mend it, git am --continue. scripts/export.sh, with the same --release, writes it."
+    )
     return "\n".join(lines)
 
 

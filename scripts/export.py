@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from checkout import Stamp, changes, git
-from pin import PATCHES, Refused, Release, alone, find_release, patch_files, temporary
+from pin import PATCHES, Refused, Release, alone, export_command, find_release, patch_files, temporary
 
 
 def main() -> int:
@@ -52,10 +52,9 @@ def run(release: Release, exported: Path, check: bool) -> int:
             f"{', '.join(sorted(names - series))}: a release has no patches of its own, only other forms of them."
         )
     if check and changed:
-        option = "" if folder == PATCHES else f" --release {release.version}"
         raise Refused(
             f"{os.path.relpath(folder, PATCHES.parent)}/ is not what the checkout exports: {', '.join(changed)}. "
-            f"Run scripts/export.sh{option}."
+            f"Run {export_command(folder)}."
         )
     if not check:
         replace(exported, folder)

@@ -60,6 +60,11 @@ def find_release(version: str | None) -> Release:
     return known[version]
 
 
+def export_command(folder: Path) -> str:
+    """What writes the commits of a checkout to a folder of patches."""
+    return "scripts/export.sh" + ("" if folder == PATCHES else f" --release {folder.name}")
+
+
 def patch_files(until: int | None = None, version: str = "") -> list[Path]:
     """The first ``until`` patches in order, or all; of a patch that a release needs in another form, that one."""
     files = sorted(PATCHES.glob("[0-9]*.patch"))

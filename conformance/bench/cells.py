@@ -138,7 +138,7 @@ def prepare(subject: Subject, task: Task, plan: Plan) -> Ready:
 def measure(subject: Subject, task: Task, strategies: Sequence[Strategy], plan: Plan) -> Iterator[Row]:
     """A row for each strategy."""
     ready = prepare(subject, task, plan)
-    repeats = plan.fine_repeats if task.workload in plan.fine else plan.repeats
+    repeats = plan.repeats * (plan.fine_factor if task.workload in plan.fine else 1)
     # Nothing is timed the first time; this is also where the blocks are recorded.
     _, *traces = in_turns([ready.plain(), *(ready.drafted(strategy, record=True) for strategy in strategies)])
     ready.time_blocks(plan.repeats // 2)

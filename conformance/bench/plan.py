@@ -16,9 +16,9 @@ class Plan:
 
     quick: bool = False
     repeats: int = 5
-    # Where nothing is gained, what is asked is a difference of hundredths.
+    # Where nothing is gained, what is asked is a difference of hundredths: so many times as many repetitions.
     fine: tuple[str, ...] = ("prose",)
-    fine_repeats: int = 15
+    fine_factor: int = 3
     tokens: int = 80
     prompts: int = 2
     # The kinds of request that a single prompt is drawn for; None for all there are.
@@ -44,7 +44,7 @@ FULL = Plan()
 QUICK = Plan(
     quick=True,
     repeats=LEAST_REPEATS,
-    fine_repeats=LEAST_REPEATS,
+    fine_factor=1,
     tokens=12,
     prompts=1,
     workloads=("echo", "delete", "prose"),
