@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import subprocess
-import tarfile
 import tomllib
+import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def commits(release: str = "") -> list[str]:
 
 
 def unpack(commit: str, into: Path, release: str = "") -> Path:
-    """Write the files of a commit into a directory."""
-    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, release=release))) as archive:
-        archive.extractall(into, filter="data")
+    """Write the files of a commit into a directory. Extracting a zip file is safe on every Python."""
+    with zipfile.ZipFile(io.BytesIO(git("archive", "--format=zip", "-0", commit, release=release))) as archive:
+        archive.extractall(into)
     return into

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+import tomllib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +104,87 @@ def test_round_trip_is_byte_for_byte(clone: Clone) -> None:
     assert clone.run("export.sh").returncode == 0
     assert clone.patches() == before
     assert clone.run("export.sh", "--check").returncode == 0
+
+
+def pythons() -> dict[tuple[int, ...], Path]:
+    """Every Python at hand that the scripts are for, by version: on the path, and where pyenv keeps them."""
+    folders = [Path(folder) for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    folders += [Path(sys.executable).parent, *Path.home().glob(".pyenv/versions/*/bin")]
+    found: dict[tuple[int, ...], Path] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("python3*"))):
+        if re.fullmatch(r"python3(\.\d+)?", path.name):
+            done = subprocess.run([path, "--version"], capture_output=True, text=True)
+            if version := re.fullmatch(r"Python (\d+)\.(\d+)\.(\d+)\s*", done.stdout):
+                found.setdefault(tuple(map(int, version.groups())), path)
+    return {version: path for version, path in found.items() if version >= (3, 11)}
+
+
+@pytest.mark.parametrize("which", [min, max])
+def test_the_oldest_and_the_newest_python_at_hand(
+    clone: Clone, which: Callable[[Iterable[tuple[int, ...]]], tuple[int, ...]]
+) -> None:
+    """3.11.2, Debian 12's, has no filters in tarfile, and newer ones warn where none is named."""
+    shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
+    at_hand = pythons()
+    python = {"PYTHON": str(at_hand[which(at_hand)]), "PYTHONWARNINGS": "error::DeprecationWarning"}
+    for command in (("apply.sh", "--no-install"), ("export.sh", "--check"), ("port.sh", RELEASE)):
+        done = clone.run(*command, **python)
+        assert (done.returncode, done.stderr) == (0, ""), (python, command)
+    listed = ["git", "-C", clone.checkout, "ls-files", "--stage"]
+    assert {line[:6] for line in subprocess.check_output(listed, text=True).splitlines()} <= {"100644", "100755"}
+
+
+@pytest.mark.parametrize("fault", ["../outside", "/outside", "a link"])
+def test_an_sdist_writes_below_its_folder_only(clone: Clone, tmp_path: Path, fault: str) -> None:
+    member = tarfile.TarInfo(fault if fault != "/outside" else str(tmp_path / "outside"))
+    if fault == "a link":
+        member.type, member.linkname = tarfile.SYMTYPE, str(tmp_path)
+    sdist = clone.root / "vendor" / "sdist" / f"mlx_lm-{RELEASE}.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        archive.addfile(member)
+    pin = clone.root / "vendor" / "releases.toml"
+    pinned = tomllib.loads(pin.read_text())["releases"][RELEASE]["sha256"]
+    pin.write_text(pin.read_text().replace(pinned, hashlib.sha256(sdist.read_bytes()).hexdigest()))
+    assert "is no file or folder below its own" in clone.refused("apply.sh", "--no-install")
+    assert not list(tmp_path.rglob("outside"))
+
+
+def tox_commands(clone: Clone, environments: str) -> list[list[str]]:
+    """What tox would run in a copy of the repository, in words."""
+    for name in ("tox.ini", "pyproject.toml"):
+        shutil.copy(ROOT / name, clone.root)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOX_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tox", "config", "-e", environments, "-k", "commands_pre", "commands"],
+        cwd=clone.root,
+        env=env | {"PORT_CHECKOUT": str(clone.checkout)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [re.sub(r"^commands(_pre)? = ?", "", line) for line in done.stdout.splitlines()]
+    return [shlex.split(line) for line in lines if line and not line.startswith("[")]
+
+
+ENVIRONMENTS = "patched,stock-0.32.0-lowest,selftest,series,port,review,micro,bench,lint"
+
+
+def test_a_path_with_spaces_is_one_word_of_a_command_of_tox(clone: Clone) -> None:
+    commands = tox_commands(clone, ENVIRONMENTS)
+    assert len(commands) > len(ENVIRONMENTS.split(","))
+    for word in (word for command in commands for word in command):
+        assert not word.endswith(str(clone.root).split()[0]), commands
+        # pytest takes an option that it does not know yet for a file if there is a space in it.
+        assert not (word.startswith("-") and str(clone.root) in word), commands
+
+
+def test_the_suite_finds_its_tests_in_a_path_with_spaces(clone: Clone) -> None:
+    for name in ("conformance", "docs"):
+        shutil.copytree(ROOT / name, clone.root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (command,) = (words for words in tox_commands(clone, "patched") if "pytest" in words)
+    collect = [sys.executable, *command[1:], "--numprocesses=0", "--collect-only", "-q", "-k", "test_surface"]
+    done = subprocess.run(collect, cwd=clone.root, capture_output=True, text=True)
+    assert re.search(r"\d+/\d+ tests collected", done.stdout), done.stdout + done.stderr
 
 
 def test_second_run_does_nothing_and_a_fresh_one_gives_the_same_commit(clone: Clone) -> None:

@@ -72,10 +72,23 @@ def series_key(base: str, patches: list[Path]) -> str:
     return digest.hexdigest()
 
 
+def extract(sdist: Path, into: Path) -> None:
+    """Write the files of an sdist below a folder. The tarfile of Python 3.11.2 has no filters yet."""
+    with tarfile.open(sdist) as archive:
+        for member in archive:
+            path = into / member.name
+            if not (member.isreg() or member.isdir()) or not path.resolve().is_relative_to(into.resolve()):
+                raise Refused(f"{sdist.name} holds {member.name!r}, which is no file or folder below its own.")
+            folder = path if member.isdir() else path.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            if (content := archive.extractfile(member)) is not None:
+                path.write_bytes(content.read())
+                path.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
 def import_release(release: Release, into: Path) -> str:
     """Unpack the sdist into a new git checkout, as its first commit; return the commit."""
-    with tarfile.open(release.sdist) as archive:
-        archive.extractall(into.parent, filter="data")
+    extract(release.sdist, into.parent)
     os.rename(into.parent / f"mlx_lm-{release.version}", into)
     git(into, "init", "--quiet", f"--initial-branch={BRANCH}")
     (into / ".git" / "info" / "exclude").write_text(IGNORED)
