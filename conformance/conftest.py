@@ -24,7 +24,10 @@ from conformance.scorecard.rows import THE_SUITE, find
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--scorecard", type=Path, metavar="FILE", help="write what each test came to; it has to be --scorecard=FILE, without spaces"
+        "--scorecard",
+        type=Path,
+        metavar="FILE",
+        help="write what each test came to; it has to be --scorecard=FILE, without spaces",
     )
 
 

@@ -130,8 +130,7 @@ def test_the_oldest_and_the_newest_python_at_hand(
     for command in (("apply.sh", "--no-install"), ("export.sh", "--check"), ("port.sh", RELEASE)):
         done = clone.run(*command, **python)
         assert (done.returncode, done.stderr) == (0, ""), (python, command)
-    listed = ["git", "-C", clone.checkout, "ls-files", "--stage"]
-    assert {line[:6] for line in subprocess.check_output(listed, text=True).splitlines()} <= {"100644", "100755"}
+    assert {line[:6] for line in clone.git("ls-files", "--stage").splitlines()} <= {"100644", "100755"}
 
 
 @pytest.mark.parametrize("fault", ["../outside", "/outside", "a link"])
