@@ -23,7 +23,7 @@ from conformance.check_prompts import Unusable, from_file
 COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "compare blocks with single tokens"}
 
 
-# As mlx_lm.draft_types has them, which is not to be imported before the device is known.
+# As mlx_lm.draft.options has them, which is not to be imported before the device is known.
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod")
 # The tool did not get to an answer; 0, 1 and 2 are answers.
 FAILED = 3

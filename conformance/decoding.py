@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.draft import DraftStats
-from mlx_lm.draft_types import make_draft_strategy
+from mlx_lm.draft.options import make_draft_strategy
 from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -91,7 +91,7 @@ class Run:
     rows: list[mx.array]
     # Those of a few fixed tokens that are fed to the cache afterwards.
     after: list[mx.array]
-    # What the caches said by the number of tokens that they should hold, of a run that never rewinds; and at the end.
+    # What the caches said by the number of tokens that they should hold, of a run that never trims; and at the end.
     offsets: dict[int, Offsets]
     last_offsets: Offsets
     # Of a drafted run, the block that each row is from.
@@ -180,7 +180,7 @@ def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) ->
     watched, cache, stats = Watched(model), make_prompt_cache(model), DraftStats()
     gated = strategy is None and drafting.costs is not None
     if strategy is None:
-        strategy = make_draft_strategy(drafting.draft_type, lambda: vocabulary(model), gated=gated)
+        strategy = make_draft_strategy(drafting.draft_type, lambda: vocabulary(model))
     drafts: list[tuple[int, int]] = []
     accept = strategy.accept
 
@@ -221,7 +221,7 @@ def vocabulary(model: Any) -> int:
 
 
 def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> Iterator[Any]:
-    """Feed the prompt as generation does, and tokens that are known in blocks, then in single steps; never rewind.
+    """Feed the prompt as generation does, and tokens that are known in blocks, then in single steps; never trim.
 
     Yields the cache and the rows so far, before and after each block. None for the tokens stops at the last one of the
     prompt.
@@ -244,7 +244,7 @@ def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Itera
 
 
 def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int]) -> Run:
-    """What a run would have seen that knew its tokens. Nothing is ever rewound."""
+    """What a run would have seen that knew its tokens. Nothing is ever rolled back."""
     offsets, cache, rows = {}, [], []
     for cache, rows in in_blocks(model, task, tokens, split):
         offsets[len(task.prompt) - 1 + len(rows)] = last = offsets_of(cache)

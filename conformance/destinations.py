@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.draft_memory import NgramModStrategy, NgramModTable
+from mlx_lm.draft import NgramModStrategy, NgramModTable
 
 from conformance.forwarding import Body, Record
 
@@ -226,11 +226,11 @@ SERVER: Table = {
     "--chat-template-args": (Case('{"thinking":5}', "template.thinking", 5),),
     "--decode-concurrency": (Case("11", "batch.completion_batch_size", 11),),
     "--prompt-concurrency": (Case("5", "batch.prefill_batch_size", 5),),
-    "--prompt-cache-size": (Case("5", "prompt_cache.max_size", 5),),
+    "--prompt-cache-size": (Case("5", "prompt_cache.it.max_size", 5),),
     "--prompt-cache-bytes": (
-        Case("5MB", "trim_to.n_bytes", 5_000_000),
-        Case("5MB", "trim_to.n_bytes", 5_000_000, AUTO),
-        Case("5MB", "trim_to.n_bytes", 5_000_000, body={"seed": 1}),
+        Case("5MB", "prompt_cache.it.max_bytes", 5_000_000),
+        Case("5MB", "prompt_cache.it.max_bytes", 5_000_000, AUTO),
+        Case("5MB", "prompt_cache.it.max_bytes", 5_000_000, body={"seed": 1}),
     ),
     "--pipeline": PIPELINE,
 }

@@ -12,13 +12,11 @@ import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.cache import (
     ArraysCache,
-    BatchRotatingKVCache,
     CacheList,
     ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
-    can_rewind_prompt_cache,
 )
 from mlx_lm.models.deepseek_v41 import LayerCache, _append, _window_indices
 
@@ -87,10 +85,11 @@ def feed_state(cache: ArraysCache, block: Block) -> tuple[Any, list[Block]]:
         tails = [(tail + tokens)[-TAIL:] for tail, tokens in zip(tails, fed, strict=True)]
         states = [fold(tokens, state) for state, tokens in zip(states, fed, strict=True)]
         after.append((tails, states))
-    cache[0], cache[1] = mx.array(tails), mx.array(states)
+    # As a convolution does it, and as an operation that computes the state.
+    cache.update(0, length, lambda n: mx.array(after[n - 1][0]))
+    cache.history(1)(length, lambda n: mx.array(after[n - 1][1]))
+    cache[1] = mx.array(states)
     cache.advance(length)
-    if cache.recording:
-        cache.record(length, lambda n: [mx.array(x) for x in after[n - 1]])
     return after, []
 
 
@@ -114,28 +113,16 @@ def feed(cache: Any, block: Block) -> tuple[Any, list[Block]]:
     return feed_layer(cache, block) if isinstance(cache, LayerCache) else feed_rows(cache, block)
 
 
-def lost_to_the_mask(cache: Any, block: Block) -> list[list[int]]:
-    """The row of each sequence that a block does not see, next to padding, after the ring of a batch rotated.
-
-    It is the first one. Upstream's test_batch_rotating_kv_cache asks for that mask.
-    """
-    if not isinstance(cache, BatchRotatingKVCache) or not cache.rotated or len(block[0]) == 1:
-        return [[] for _ in block]
-    ring = mx.roll(cache.keys[:, 0, :, 0], -cache._idx, axis=1).tolist()
-    padding = cache.left_padding.tolist()
-    return [[int(row[n])] if n > 0 else [] for row, n in zip(ring, padding, strict=True)]
-
-
 def metadata(cache: Any) -> dict[str, Any]:
     """All of a cache that is not a buffer: what is in the buffers is seen by feeding."""
-    hidden = {"keys", "values", "_rows", "_recorded", "recording"}
+    hidden = {"keys", "values", "_snapped", "_cuts", "_front", "_pending", "_blocks"}
     seen = {name: plain(value) for name, value in vars(cache).items() if name not in hidden}
     seen |= {"empty": cache.empty(), "trimmable": cache.is_trimmable()}
     if not isinstance(cache, LayerCache):
         seen["size"] = cache.size()
     if not isinstance(cache, ArraysCache):
-        # A snapshot does not hold the inputs that were recorded.
-        seen["can rewind"] = [can_rewind_prompt_cache([cache], n) for n in range(LONGEST + 2)]
+        # A snapshot does not hold what is kept of the last block.
+        seen["can trim"] = [cache.can_trim(n) for n in range(LONGEST + 2)]
     return seen
 
 

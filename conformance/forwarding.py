@@ -22,7 +22,8 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.draft_memory import NgramModTable
+from mlx_lm.draft import NgramModTable
+from mlx_lm.models.cache import KVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance.demo import FIXTURE
@@ -62,6 +63,18 @@ class Made(list[Any]):
     def __init__(self, items: Sequence[Any] = (), **arguments: Any) -> None:
         super().__init__(items)
         self.__dict__.update(arguments)
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        return mx.argmax(logprobs, axis=-1)
+
+
+class Greedy:
+    """Stands for the greedy sampler, and equals what the recorders make."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Made)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         return mx.argmax(logprobs, axis=-1)
@@ -125,12 +138,15 @@ class Record:
         self.note("tokenizer", it=tokenizer)
         return (model, tokenizer, config) if return_config else (model, tokenizer)
 
-    def step(self, *, quantize: Any = None, stats: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
-        """Plain decoding and drafting take the same options, in another form."""
-        drafts = "strategy" in arguments
+    def step(self, *, verifier: Any = None, planner: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
+        """Plain decoding and drafting take the same options, the latter in the parts that it works with."""
+        drafts = planner is not None
         if drafts:
-            arguments |= quantize.keywords | {"max_kv_size": getattr(arguments["prompt_cache"], "max_kv_size", None)}
-            stats.forwards += 1
+            cache, names = verifier.cache, ("strategy", "num_draft_tokens", "costs")
+            arguments |= verifier.quantize.keywords | {name: getattr(planner, name) for name in names}
+            arguments |= {"model": verifier.model, "margin": arguments["near_ties"].margin}
+            arguments |= {"prompt_cache": cache, "max_kv_size": getattr(cache, "max_kv_size", None)}
+            planner.stats.forwards += 1
         self.note("step", **arguments)
         logprobs = mx.zeros(1024)
         return (token for token in [(TOKEN, logprobs, False) if drafts else (TOKEN, logprobs)])
@@ -151,7 +167,7 @@ class Record:
             "make_sampler": lambda **arguments: Made(**arguments),
             "make_prompt_cache": lambda model, **arguments: Made(make_prompt_cache(model), **arguments),
             "load_prompt_cache": lambda file_name, **_: (
-                Made([None], file_name=file_name),
+                Made([KVCache()], file_name=file_name),
                 {"model": "m", "tokenizer_config": "{}"},
             ),
             "load_processor": lambda **_: self.read_images,
@@ -167,6 +183,8 @@ class Record:
         for name, answer in self.answers().items():
             if hasattr(module, name):
                 yield patch.object(module, name, self.recorder(name, getattr(module, name), answer))
+        if hasattr(module, "greedy_sampler"):
+            yield patch.object(module, "greedy_sampler", Greedy())
 
     def everywhere(self) -> Iterator[Any]:
         """What is the same for all commands."""
@@ -216,7 +234,7 @@ class Record:
         class LRUPromptCache(server.LRUPromptCache):  # type: ignore[misc, name-defined]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
-                record.note("prompt_cache", max_size=self.max_size)
+                record.note("prompt_cache", it=self)
 
             def trim_to(self, **kwargs: Any) -> None:
                 record.note("trim_to", **kwargs)

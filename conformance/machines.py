@@ -27,17 +27,14 @@ from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
-    can_rewind_prompt_cache,
     can_trim_prompt_cache,
-    record_prompt_cache,
     restore_prompt_cache,
-    rewind_prompt_cache,
     snapshot_prompt_cache,
     trim_prompt_cache,
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
 
-from conformance.feeding import LONGEST, WIDTH, compare, feed, leaves, lost_to_the_mask, metadata
+from conformance.feeding import LONGEST, WIDTH, compare, feed, leaves, metadata
 from conformance.reference import Block, Grouped, Recurrent, Reference, View, chunk, everything, window
 from conformance.tally import TALLY
 
@@ -52,6 +49,8 @@ STEP = 4
 STEPPING = (KVCache, QuantizedKVCache, ChunkedKVCache, BatchKVCache, RotatingKVCache, BatchRotatingKVCache)
 # These hold every row, so any number of tokens can be dropped.
 WHOLE = (KVCache, QuantizedKVCache, ConcatenateKVCache, BatchKVCache)
+# A snapshot of these is a number of rows: what is written below it later is lost to it.
+GROWING = (KVCache, QuantizedKVCache, ChunkedKVCache, BatchKVCache)
 SNAPSHOTS = 4
 
 
@@ -62,17 +61,42 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
+class Taken:
+    """A snapshot, with the references and what the caches answered."""
+
+    snapshot: Any
+    references: list[Reference]
+    answers: str
+    # Each growing cache with its rows, -1 before it was fed at all; and the ones of which some were cut off since.
+    rows: list[tuple[Any, int]]
+    cut: list[Any] = field(default_factory=list)
+
+
+@dataclass
 class World:
     """The caches of a model, one reference for each leaf of them, and the snapshots that are alive."""
 
     caches: list[Any]
     references: list[Reference]
-    # Each with its references and what the caches answered.
-    snapshots: list[tuple[Any, list[Reference], str]] = field(default_factory=list)
+    snapshots: list[Taken] = field(default_factory=list)
     # So many tokens, the end of the last block, it must be possible to drop.
     droppable: int = 0
-    # Whether recurrent layers were told to keep the inputs of a block.
-    recording: bool = False
+
+    def rows(self) -> list[tuple[Any, int]]:
+        return [
+            (cache, -1 if cache.empty() else max(map(len, reference.tokens)))
+            for cache, reference in zip(leaves(self.caches), self.references, strict=True)
+            if isinstance(cache, GROWING)
+        ]
+
+    def cut(self, cache: Any, rows: int = -1) -> None:
+        """The rows of a cache behind these may be written again."""
+        for taken in self.snapshots:
+            taken.cut += [one for one, held in taken.rows if one is cache and held > rows]
+
+    def cut_all(self) -> None:
+        for cache in leaves(self.caches):
+            self.cut(cache)
 
 
 def rows(view: View = everything, batch: int = 1) -> Reference:
@@ -101,6 +125,15 @@ KINDS: dict[str, Callable[[int], World]] = {
     ),
     "quantized on the way": lambda _: World([KVCache(), KVCache()], [rows(), rows()]),
 }
+
+
+def refusal(caches: list[Any], snapshot: Any) -> str:
+    """Why caches cannot be restored; nothing if they were."""
+    try:
+        restore_prompt_cache(caches, snapshot)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -133,6 +166,18 @@ class CacheMachine(RuleBasedStateMachine):
         return self.world.references[0].lengths is not None
 
     @property
+    def sizes(self) -> list[int]:
+        """How many tokens each sequence holds."""
+        return self.world.references[0].sizes
+
+    @property
+    def limits(self) -> list[int]:
+        """How many tokens of each sequence can be dropped at most: recurrent layers alone count padding."""
+        reference = self.world.references[0]
+        alone = all(isinstance(cache, ArraysCache) for cache in leaves(self.world.caches))
+        return [len(tokens) for tokens in reference.tokens] if alone else self.sizes
+
+    @property
     def recurrent(self) -> bool:
         return any(isinstance(cache, ArraysCache) for cache in leaves(self.world.caches))
 
@@ -149,13 +194,15 @@ class CacheMachine(RuleBasedStateMachine):
     def feed(self, world: World, block: Block) -> Any:
         answers = []
         for cache, reference in zip(leaves(world.caches), world.references, strict=True):
-            lost = lost_to_the_mask(cache, block)
+            front = getattr(cache, "start_position", 0)
             answer, seen = feed(cache, block)
+            if getattr(cache, "start_position", 0) != front:
+                # The rows moved up.
+                world.cut(cache)
             expected = reference.feed(block)
             # What padding sees does not matter.
-            for tokens, right, gone in zip(seen, expected, lost, strict=bool(seen)):
-                visible = [[token for token in r if token not in gone] for r in right if r]
-                assert [s for s, r in zip(tokens, right, strict=True) if r] == visible
+            for tokens, right in zip(seen, expected, strict=bool(seen)):
+                assert [s for s, r in zip(tokens, right, strict=True) if r] == [r for r in right if r]
             compare(cache, reference)
             answers.append((answer, metadata(cache)))
         return answers
@@ -182,8 +229,8 @@ class CacheMachine(RuleBasedStateMachine):
             length = self.part_of_prompt(length)
         if length > 0:
             self.feed(self.world, self.block(length))
-            rewinds = (self.world.recording or not self.recurrent) and self.kind != "layer" and not self.pending
-            self.world.droppable = length - 1 if rewinds else 0
+            trims = self.kind != "layer" and not self.pending
+            self.world.droppable = min(length - 1, *self.sizes) if trims else 0
 
     @precondition(lambda self: not self.pending)
     @rule(n=st.integers(2, LONGEST))
@@ -203,21 +250,27 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.snapshots) < SNAPSHOTS)
     @rule()
     def snapshot(self) -> None:
-        before = self.probe()
-        snapshot = snapshot_prompt_cache(self.world.caches)
-        self.world.snapshots.append((snapshot, copy.deepcopy(self.world.references), before))
+        before, references = self.probe(), copy.deepcopy(self.world.references)
+        taken = Taken(snapshot_prompt_cache(self.world.caches), references, before, self.world.rows())
+        self.world.snapshots.append(taken)
         assert self.probe() == before
 
     @precondition(lambda self: self.world.snapshots)
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
-        snapshot, references, before = data.draw(st.sampled_from(self.world.snapshots))
-        restore_prompt_cache(self.world.caches, snapshot)
-        if self.recurrent:
-            # Entries that come back after a split were told nothing since.
-            record_prompt_cache(self.world.caches, self.world.recording)
-        self.world.references, self.world.droppable = copy.deepcopy(references), 0
-        assert self.probe() == before
+        taken = data.draw(st.sampled_from(self.world.snapshots))
+        before = self.probe()
+        said = refusal(self.world.caches, taken.snapshot)
+        # A chunk may be had back as it was before its front was given up.
+        assert bool(said) == bool(taken.cut) or (not said and self.kind == "chunked")
+        if said:
+            assert any(f"{type(cache).__name__} was cut below the snapshot" in said for cache in taken.cut)
+            assert self.probe() == before
+            return
+        for cache, rows in taken.rows:
+            self.world.cut(cache, rows)
+        self.world.references, self.world.droppable = copy.deepcopy(taken.references), 0
+        assert self.probe() == taken.answers
 
     @precondition(lambda self: self.world.snapshots)
     @rule(data=st.data())
@@ -225,71 +278,60 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.snapshots.pop(data.draw(st.integers(0, len(self.world.snapshots) - 1)))
 
     @precondition(lambda self: not self.pending)
-    @rule(n=st.integers(1, LONGEST + 2))
-    def rewind(self, n: int) -> None:
-        shortest = self.world.references[0].shortest
-        possible = can_rewind_prompt_cache(self.world.caches, n)
+    @rule(n=st.integers(0, LONGEST + 2))
+    def trim(self, n: int) -> None:
+        shortest = min(self.limits)
+        possible = can_trim_prompt_cache(self.world.caches, n)
         assert possible or n > self.world.droppable
-        assert possible or n > shortest or not self.whole
-        if n > shortest and self.batched:
-            # A batch counts the padding of its shorter sequences.
-            return
+        if n <= shortest and (self.whole or can_trim_prompt_cache(self.world.caches)):
+            assert possible
         if not possible:
             self.refused(n)
             return
         assert n <= shortest
-        rewind_prompt_cache(self.world.caches, n)
+        assert trim_prompt_cache(self.world.caches, n) == n
         self.drop(n)
+        # What recurrent layers keep of a block is given up, also by a trim of nothing.
+        assert not any(isinstance(cache, ArraysCache) and cache.can_trim(1) for cache in leaves(self.world.caches))
 
     @precondition(lambda self: not self.pending)
     @rule(kept=st.integers(2, 5), n=st.integers(1, 4))
     def reject(self, kept: int, n: int) -> None:
-        """A cache that rewinds is, to all that can be seen, one that was never fed the end of the block."""
-        if self.recurrent and not self.world.recording:
-            return
+        """A cache that was trimmed is, to all that can be seen, one that was never fed the end of the block."""
         spared, block = copy.deepcopy(self.world), self.block(kept + n)
         self.feed(self.world, block)
-        if not can_rewind_prompt_cache(self.world.caches, n):
-            assert self.kind == "layer"
+        self.world.droppable = min(kept + n - 1, *self.sizes)
+        if not can_trim_prompt_cache(self.world.caches, n):
+            assert self.kind == "layer" or n > self.world.droppable
             self.world.droppable = 0
             return
-        rewind_prompt_cache(self.world.caches, n)
-        self.world.droppable = kept + n - 1
+        assert trim_prompt_cache(self.world.caches, n) == n
         self.drop(n)
         self.feed(spared, [tokens[:kept] for tokens in block])
         assert self.probe() == self.probe(spared)
 
-    def refused(self, n: int) -> None:
+    def refused(self, n: int | list[int]) -> None:
+        """It is an error that names a class, of all caches and of one, and changes nothing."""
         before = self.probe()
-        with pytest.raises(ValueError, match="cannot drop"):
-            rewind_prompt_cache(self.world.caches, n)
+        with pytest.raises(ValueError, match=r"Cache\w* cannot be trimmed by"):
+            trim_prompt_cache(self.world.caches, n)
+        for cache in self.world.caches:
+            if not cache.can_trim(n):
+                with pytest.raises(ValueError, match=f"{type(cache).__name__} cannot be trimmed by"):
+                    cache.trim(n)
         assert self.probe() == before
 
     def drop(self, n: int) -> None:
         for reference in self.world.references:
             reference.drop(n)
-        self.world.droppable = max(0, self.world.droppable - n)
+        for cache, rows in self.world.rows():
+            self.world.cut(cache, rows)
+        self.world.droppable = 0 if self.recurrent else max(0, self.world.droppable - n)
         self.probe()
 
     @rule(n=st.sampled_from([-1, 10**6]))
-    def rewind_nonsense(self, n: int) -> None:
+    def trim_nonsense(self, n: int) -> None:
         self.refused(n)
-
-    @precondition(lambda self: not self.pending and can_trim_prompt_cache(self.world.caches))
-    @rule(n=st.integers(0, LONGEST))
-    def trim(self, n: int) -> None:
-        if self.kind == "chunked":
-            # It does not say that it lost the front of the chunk.
-            n = min(n, self.world.droppable)
-        n = min(n, self.world.references[0].shortest)
-        assert trim_prompt_cache(self.world.caches, n) == n
-        self.drop(n)
-
-    @precondition(lambda self: self.recurrent)
-    @rule(on=st.booleans())
-    def record(self, on: bool) -> None:
-        record_prompt_cache(self.world.caches, on)
-        self.world.recording, self.world.droppable = on, 0
 
     @rule()
     def fork(self) -> None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft_generate import BlockVerifier
+from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from conformance.layers import tapped
@@ -52,90 +52,104 @@ class OfAnotherKernel:
         return logits + self.bound * self.noise(logits.shape) if several and self.bound else logits
 
 
-settle = BlockVerifier.settle
-kv_rewind, rotating_rewind, arrays_rewind = KVCache.rewind, RotatingKVCache.rewind, ArraysCache.rewind
+accept = BlockVerifier.accept
+kv_trim, rotating_trim, arrays_trim = KVCache.trim, RotatingKVCache.trim, ArraysCache.trim
 
 
-def rewind_one_short(cache: KVCache, n: int) -> None:
-    kv_rewind(cache, n - 1)
+def trim_one_short(cache: KVCache, n: int) -> int:
+    kv_trim(cache, max(n - 1, 0))
+    return n
 
 
-def rewind_one_far(cache: KVCache, n: int) -> None:
-    kv_rewind(cache, n + 1)
+def trim_one_far(cache: KVCache, n: int) -> int:
+    kv_trim(cache, n + (n > 0))
+    return n
 
 
-def rewind_and_swap_the_last_rows(cache: KVCache, n: int) -> None:
+def trim_and_swap_the_last_rows(cache: KVCache, n: int) -> int:
     """The number of rows is right, their order is not."""
-    kv_rewind(cache, n)
+    kv_trim(cache, n)
     last = mx.array([cache.offset - 1, cache.offset - 2])
     cache.keys[..., cache.offset - 2 : cache.offset, :] = cache.keys[..., last, :]
+    return n
 
 
-def rewind_and_clear_a_row(cache: KVCache, n: int) -> None:
-    kv_rewind(cache, n)
+def trim_and_clear_a_row(cache: KVCache, n: int) -> int:
+    kv_trim(cache, n)
     cache.values[..., cache.offset - 1, :] = 0
+    return n
 
 
-def rewind_out_of_step(cache: RotatingKVCache, n: int) -> None:
+def trim_out_of_step(cache: RotatingKVCache, n: int) -> int:
     """Each key gets the value of another token."""
-    rotating_rewind(cache, n)
+    rotating_trim(cache, n)
     cache.values = mx.roll(cache.values, int(n > 0), axis=2)
+    return n
 
 
-def rewind_without_the_index(cache: RotatingKVCache, n: int) -> None:
+def trim_without_the_index(cache: RotatingKVCache, n: int) -> int:
     """The next token is written over one that is right."""
-    rotating_rewind(cache, n)
+    rotating_trim(cache, n)
     cache._idx -= n > 0
+    return n
 
 
-def keep_the_rejected_rows(cache: RotatingKVCache, n: int) -> None:
+def keep_the_rejected_rows(cache: RotatingKVCache, n: int) -> int:
     cache.offset -= n
+    return n
 
 
-def keep_the_state(cache: ArraysCache, n: int) -> None:
-    pass
+def keep_the_state(_: ArraysCache, n: int) -> int:
+    return n
 
 
-def rewind_one_row_late(cache: ArraysCache, n: int) -> None:
-    length, state_after = cache._recorded
-    cache.cache = list(state_after(length - n + 1))
-    cache.advance(-n)
-    cache._recorded = length - n, state_after
+def trim_one_row_late(cache: ArraysCache, n: int) -> int:
+    """The state holds the first of the tokens that are dropped."""
+    if n > 1:
+        arrays_trim(cache, n - 1)
+    cache.advance(-(n > 0))
+    return n
 
 
-def rewind_to_zeros(cache: ArraysCache, n: int) -> None:
-    arrays_rewind(cache, n)
-    cache.cache = [*cache.cache[:-1], mx.zeros_like(cache.cache[-1])]
+def trim_to_zeros(cache: ArraysCache, n: int) -> int:
+    arrays_trim(cache, n)
+    if n > 0:
+        cache.cache = [*cache.cache[:-1], mx.zeros_like(cache.cache[-1])]
+    return n
 
 
 def one_rejected_token_stays(verifier: BlockVerifier, n_accepted: int) -> None:
-    settle(verifier, min(n_accepted + 1, verifier._n_draft))
+    accept(verifier, min(n_accepted + 1, verifier._n_draft))
 
 
-def nothing_is_settled(verifier: BlockVerifier, n_accepted: int) -> None:
-    settle(verifier, verifier._n_draft)
+def one_accepted_token_goes(verifier: BlockVerifier, n_accepted: int) -> None:
+    accept(verifier, max(n_accepted - 1, 0))
+
+
+def nothing_is_rejected(verifier: BlockVerifier, _: int) -> None:
+    accept(verifier, verifier._n_draft)
 
 
 # By the kind of cache: the class whose method is replaced, the method, and what with.
 FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "kv": [
-        (KVCache, "rewind", rewind_one_short),
-        (KVCache, "rewind", rewind_one_far),
-        (KVCache, "rewind", rewind_and_swap_the_last_rows),
-        (KVCache, "rewind", rewind_and_clear_a_row),
-        (BlockVerifier, "settle", one_rejected_token_stays),
-        (BlockVerifier, "settle", nothing_is_settled),
+        (KVCache, "trim", trim_one_short),
+        (KVCache, "trim", trim_one_far),
+        (KVCache, "trim", trim_and_swap_the_last_rows),
+        (KVCache, "trim", trim_and_clear_a_row),
+        (BlockVerifier, "accept", one_rejected_token_stays),
+        (BlockVerifier, "accept", nothing_is_rejected),
     ],
     "window": [
-        (RotatingKVCache, "rewind", rewind_without_the_index),
-        (RotatingKVCache, "rewind", rewind_out_of_step),
-        (RotatingKVCache, "rewind", keep_the_rejected_rows),
-        (BlockVerifier, "settle", one_rejected_token_stays),
+        (RotatingKVCache, "trim", trim_without_the_index),
+        (RotatingKVCache, "trim", trim_out_of_step),
+        (RotatingKVCache, "trim", keep_the_rejected_rows),
+        (BlockVerifier, "accept", one_rejected_token_stays),
     ],
     "recurrent": [
-        (ArraysCache, "rewind", keep_the_state),
-        (ArraysCache, "rewind", rewind_one_row_late),
-        (ArraysCache, "rewind", rewind_to_zeros),
-        (BlockVerifier, "settle", nothing_is_settled),
+        (ArraysCache, "trim", keep_the_state),
+        (ArraysCache, "trim", trim_one_row_late),
+        (ArraysCache, "trim", trim_to_zeros),
+        (BlockVerifier, "accept", nothing_is_rejected),
     ],
 }

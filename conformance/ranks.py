@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm import draft_generate, load
-from mlx_lm.draft import SuffixStrategy
-from mlx_lm.draft_memory import NgramModStrategy, NgramModTable
-from mlx_lm.draft_plan import BlockCosts, Drafter
+from mlx_lm import load
+from mlx_lm.draft import BlockCosts, DraftStats, NgramModStrategy, NgramModTable, SuffixStrategy
+from mlx_lm.draft.planner import Planner
+from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
@@ -56,7 +56,7 @@ class Result:
 
 
 class Part:
-    """A rank's part of a model, which may be slow. It notes the length of every block, and what was measured on it."""
+    """A rank's part of a model, which may be slow. It notes the length of every block."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.layers, self.seconds = model, model.layers, 0.0
@@ -166,7 +166,7 @@ FAILING: dict[str, Options] = {
     "propose fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("propose", 3)},
     "observe fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("observe", 1)},
     "accept fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("accept", 1)},
-    "no token": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("propose", 2, [99999])},
+    "no token": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("propose", 2, [-1])},
     "a memory of its own": lambda rank, _: {
         "draft_type": "ngram-mod",
         "ngram_mod_table": NgramModTable(3 if rank == 0 else 4),
@@ -186,8 +186,7 @@ def prompts_of(case: str, prompts: dict[str, list[int]]) -> dict[str, list[int]]
 
 def decide_alone() -> None:
     """A fault: every rank decides by itself, and asks no other one what it can take back."""
-    draft_generate.RankDrafter = lambda _, *args: Drafter(*args)
-    draft_generate.least_of_ranks = lambda _, value: value
+    sys.modules["mlx_lm.generate"].parts_of_ranks = lambda _: (BlockVerifier, Planner)  # type: ignore[attr-defined]
 
 
 FAULTS: dict[str, Callable[[], None]] = {"alone": decide_alone}
@@ -205,29 +204,29 @@ def steps(part: Part, prompt: list[int], options: dict[str, Any]) -> Iterator[in
 
 def decode(part: Part, group: Any, case: str, name: str, prompt: list[int], answer: Sequence[int] = ()) -> Result:
     """Decode a prompt as a case says, together with the other ranks."""
-    result, stats, layers = Result(case, name), draft_generate.DraftStats(), make_prompt_cache(part)
+    result, stats, layers = Result(case, name), DraftStats(), make_prompt_cache(part)
     options = (CASES | FAILING)[case](group.rank(), [*prompt, *answer])
     if "seconds" in options:
-        # What blocks cost is measured again.
+        # What blocks cost is learned again.
         part = Part(part.model)
         part.seconds = options.pop("seconds")
     part.blocks = []
     if not case.startswith("plain"):
         options |= {"draft_group": group, "stats": stats}
     mx.random.seed(SEED)
-    step = draft_generate.BlockVerifier.step
+    step = BlockVerifier.step
 
     def counted(*args: Any) -> Any:
         result.ahead += 1
         return step(*args)
 
-    draft_generate.BlockVerifier.step = counted
+    BlockVerifier.step = counted
     try:
         result.tokens.extend(steps(part, prompt, {"max_tokens": N, "prompt_cache": layers, **options}))
     except (ValueError, RuntimeError) as e:
         result.error = f"{type(e).__name__}: {e}"
     finally:
-        draft_generate.BlockVerifier.step = step
+        BlockVerifier.step = step
     result.blocks = part.blocks
     result.offsets = sorted({c.offset for c in layers if hasattr(c, "offset")})
     result.drafted, result.accepted = stats.drafted, stats.accepted

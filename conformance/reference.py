@@ -57,9 +57,11 @@ class Reference:
             self.lengths[i] -= 1
         return sorted(self.view(self.rows[i])) if real else []
 
-    def drop(self, n: int) -> None:
-        self.tokens = [tokens[: len(tokens) - n] for tokens in self.tokens]
-        self.left = [left + n for left in self.left]
+    def drop(self, numbers: int | list[int]) -> None:
+        """The same number of tokens of each sequence, or each its own."""
+        each = [numbers] * len(self.tokens) if isinstance(numbers, int) else numbers
+        self.tokens = [tokens[: len(tokens) - n] for tokens, n in zip(self.tokens, each, strict=True)]
+        self.left = [left + n for left, n in zip(self.left, each, strict=True)]
 
     @property
     def rows(self) -> Block:
@@ -73,6 +75,11 @@ class Reference:
     @property
     def shortest(self) -> int:
         return min(len(tokens) for tokens in self.tokens)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many tokens each row holds."""
+        return [len(rows) for rows in self.rows]
 
     @property
     def padding_to_come(self) -> list[int]:

@@ -49,26 +49,21 @@ def plain(model: Any, prompt: list[int], n: int, **kwargs: Any) -> Run:
 
 
 def drafted(model: Any, prompt: list[int], n: int, drafter: Scripted, stats: DraftStats | None = None) -> Run:
-    from mlx_lm.draft_generate import draft_generate_step
+    from mlx_lm.draft import DraftStats
+    from mlx_lm.draft.loop import draft_generate_step
+    from mlx_lm.draft.planner import Planner
+    from mlx_lm.draft.verify import BlockVerifier
 
     cache = make_cache(model)
-    steps = draft_generate_step(
-        mx.array(prompt),
-        model,
-        drafter,
-        cache,
-        generation_stream,
-        num_draft_tokens=DRAFT,
-        max_tokens=n,
-        stats=stats,
-    )
+    planner = Planner(drafter, DRAFT, DraftStats() if stats is None else stats)
+    steps = draft_generate_step(mx.array(prompt), BlockVerifier(model, cache), planner, generation_stream, max_tokens=n)
     pairs = [(token, logprobs) for token, logprobs, _ in steps]
     TALLY["tokens"] += len(pairs)
     return Run(pairs, next_turn(model, cache))
 
 
 def in_blocks(model: Any, prompt: list[int], tokens: list[int], length: int) -> list[mx.array]:
-    """Log probabilities of a continuation that is fed in blocks of one length and never rewound."""
+    """Log probabilities of a continuation that is fed in blocks of one length and never trimmed."""
     cache = make_cache(model)
     model(mx.array([prompt[:-1]]), cache=cache)
     fed, rows = [prompt[-1], *tokens[:-1]], []
@@ -80,7 +75,7 @@ def in_blocks(model: Any, prompt: list[int], tokens: list[int], length: int) -> 
 
 
 def noises(model: Any, prompt: list[int], reference: Run) -> Iterator[float]:
-    """How far the rows of blocks of each length are from single steps, without any rewinding; the longest first."""
+    """How far the rows of blocks of each length are from single steps, without any rollback; the longest first."""
     tokens = [token for token, _ in reference.steps]
     wanted = [logprobs for _, logprobs in reference.steps]
     for length in range(DRAFT + 1, 1, -1):

@@ -82,8 +82,7 @@ def allowed(family: str) -> float:
 def shape(layers: list[Any]) -> list[Any]:
     """What caches that hold the same tokens have in common, whatever the order of their rows."""
     inner = [shape(list(c.caches)) if hasattr(c, "caches") else [] for c in layers]
-    recording = [getattr(c, "recording", False) for c in layers]
-    return [(type(c), getattr(c, "offset", 0), r, i) for c, r, i in zip(layers, recording, inner, strict=True)]
+    return [(type(c), getattr(c, "offset", 0), i) for c, i in zip(layers, inner, strict=True)]
 
 
 @cache

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import load
 from mlx_lm.draft import DraftStats
-from mlx_lm.draft_plan import BlockCosts, block_costs
+from mlx_lm.draft.model import block_costs
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -69,7 +69,7 @@ class Decode:
     stats: DraftStats | None = None
 
 
-def decode(model: Any, prompt: list[int], eos: set[int], strategy: str | None, costs: BlockCosts, n: int) -> Decode:
+def decode(model: Any, prompt: list[int], eos: set[int], strategy: str | None, n: int) -> Decode:
     """Decode until the end token or a limit; the clock starts at the first token."""
     stats = DraftStats()
     cache = make_prompt_cache(model)
@@ -82,7 +82,6 @@ def decode(model: Any, prompt: list[int], eos: set[int], strategy: str | None, c
             max_tokens=n,
             prompt_cache=cache,
             draft_type=strategy,
-            draft_costs=costs,
             eos_token_ids=eos,
             stats=stats,
         )
@@ -99,10 +98,8 @@ def decode(model: Any, prompt: list[int], eos: set[int], strategy: str | None, c
     return Decode(tokens, seconds, None if strategy is None else stats)
 
 
-def compare(
-    model: Any, prompt: list[int], eos: set[int], strategy: str, costs: BlockCosts, repeats: int, n: int
-) -> str:
-    runs = [[decode(model, prompt, eos, s, costs, n) for s in (None, strategy)] for _ in range(repeats)]
+def compare(model: Any, prompt: list[int], eos: set[int], strategy: str, repeats: int, n: int) -> str:
+    runs = [[decode(model, prompt, eos, s, n) for s in (None, strategy)] for _ in range(repeats)]
     plain, drafted = zip(*runs, strict=True)
     stats = drafted[0].stats
     if any(run.tokens != plain[0].tokens for run in (*plain, *drafted)):
@@ -124,16 +121,17 @@ def main() -> int:
     parser.add_argument("--prompts", nargs="+", default=list(prompts()))
     args = parser.parse_args()
     model, tokenizer = widened()
-    costs = block_costs(model)
-    print(f"bf16, {HIDDEN} neurons a layer; costs of blocks {dict(zip(costs.lengths, costs.costs, strict=True))}\n")
+    print(f"bf16, {HIDDEN} neurons a layer\n")
     print("| prompt | strategy | speed | spread | plain tokens a second | tokens | tokens a forward | fed a token |")
     print("| --- " * 8 + "|")
     for name in args.prompts:
         prompt = tokenizer.apply_chat_template(prompts()[name], add_generation_prompt=True)
         for strategy in args.strategies:
             eos = set(tokenizer.eos_token_ids)
-            row = compare(model, prompt, eos, strategy, costs, args.repeats, args.tokens)
+            row = compare(model, prompt, eos, strategy, args.repeats, args.tokens)
             print(f"| {name} | {strategy} | {row} |", flush=True)
+    costs = block_costs(model)
+    print(f"\ncosts of blocks, as they were learned: { {n: round(costs(n), 2) for n in costs.table.lengths} }")
     return 0
 
 

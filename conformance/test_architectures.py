@@ -14,6 +14,7 @@ from mlx_lm.models.deepseek_v41 import LayerCache
 from conformance.architectures import build, runnable
 from conformance.drafters import Scripted
 from conformance.faults import nothing, planted
+from conformance.plants import keep_the_state, trim_one_short, trim_without_the_index
 from conformance.replay import DRAFT, drafted, gap, noises, plain
 
 VOCAB = 64
@@ -58,26 +59,21 @@ def test_parity(name: str, where: str) -> None:
     assert complaints(name, where) == []
 
 
-def rewind_one_short(cache: KVCache, n: int) -> None:
-    cache.trim(n - 1)
+arrays_trim = ArraysCache.trim
 
 
-def rewind_without_the_index(cache: RotatingKVCache, n: int) -> None:
-    cache.keys, cache.values = cache.keys[..., :-n, :], cache.values[..., :-n, :]
-    cache.offset -= n
-
-
-def rewind_to_a_late_conv_state(cache: ArraysCache, n: int) -> None:
-    length, state_after = cache._recorded
-    cache.cache = list(state_after(length - n))
-    cache.cache = [mx.roll(cache[0], 1, axis=1), *cache.cache[1:]]
+def trim_to_a_late_conv_state(cache: ArraysCache, n: int) -> int:
+    arrays_trim(cache, n)
+    if n > 0:
+        cache.cache = [mx.roll(cache[0], 1, axis=1), *cache.cache[1:]]
+    return n
 
 
 @planted(
-    ("llama", KVCache, "rewind", rewind_one_short),
-    ("gemma3_text", RotatingKVCache, "rewind", rewind_without_the_index),
-    ("mamba", ArraysCache, "rewind", nothing),
-    ("qwen3_next", ArraysCache, "rewind", rewind_to_a_late_conv_state),
+    ("llama", KVCache, "trim", trim_one_short),
+    ("gemma3_text", RotatingKVCache, "trim", trim_without_the_index),
+    ("mamba", ArraysCache, "trim", keep_the_state),
+    ("qwen3_next", ArraysCache, "trim", trim_to_a_late_conv_state),
     ("deepseek_v41", LayerCache, "restore", nothing),
 )
 def test_a_planted_fault_is_found(where: str) -> None:

@@ -19,8 +19,8 @@ from mlx_lm.models.cache import (
     BatchKVCache,
     BatchRotatingKVCache,
     CacheList,
-    can_rewind_prompt_cache,
-    rewind_prompt_cache,
+    can_trim_prompt_cache,
+    trim_prompt_cache,
 )
 
 from conformance.feeding import LONGEST
@@ -79,7 +79,8 @@ class BatchMachine(CacheMachine):
         return World([caches[0].merge(caches) for caches in columns], first.references)
 
     @property
-    def settled(self) -> bool:
+    def started(self) -> bool:
+        """Whether every sequence is fed."""
         return not self.pending and max(self.world.references[0].padding_to_come) == 0
 
     def changed(self) -> None:
@@ -89,14 +90,43 @@ class BatchMachine(CacheMachine):
         if self.pending:
             return
         for n in (1, 2):
-            if n <= self.world.references[0].shortest and can_rewind_prompt_cache(self.world.caches, n):
+            if can_trim_prompt_cache(self.world.caches, n):
+                assert n <= min(self.limits)
                 world = copy.deepcopy(self.world)
-                rewind_prompt_cache(world.caches, n)
+                trim_prompt_cache(world.caches, n)
                 for reference in world.references:
                     reference.drop(n)
                 self.probe(world)
 
-    @precondition(lambda self: self.settled)
+    @precondition(lambda self: not self.pending)
+    @rule(length=st.integers(2, LONGEST), data=st.data())
+    def reject_by_row(self, length: int, data: st.DataObject) -> None:
+        """Right after a block each row drops its own number of tokens: to it they were never fed."""
+        self.update(length)
+        least = self.world.droppable
+        wanted = data.draw(st.lists(st.integers(0, length), min_size=len(self.sizes), max_size=len(self.sizes)))
+        possible = can_trim_prompt_cache(self.world.caches, wanted)
+        assert possible or max(wanted) > least
+        if not possible:
+            self.refused(wanted)
+            return
+        assert all(n <= limit for n, limit in zip(wanted, self.limits, strict=True))
+        assert trim_prompt_cache(self.world.caches, wanted) == wanted
+        for reference in self.world.references:
+            reference.drop(wanted)
+        self.world.droppable = 0
+        for cache, rows in self.world.rows():
+            # Where the numbers differ, the rows are aligned again.
+            self.world.cut(cache, rows if len(set(wanted)) == 1 else -1)
+        self.probe()
+
+    @precondition(lambda self: not self.pending)
+    @rule(n=st.integers(1, 2), more=st.sampled_from([-1, 1]))
+    def another_number_of_rows(self, n: int, more: int) -> None:
+        if len(self.sizes) + more > 0:
+            self.refused([n] * (len(self.sizes) + more))
+
+    @precondition(lambda self: self.started)
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
         batch = len(self.world.references[0].tokens)
@@ -114,39 +144,42 @@ class BatchMachine(CacheMachine):
     def finalize(self) -> None:
         while max(self.world.references[0].lengths or [0]) > 0:
             self.update(LONGEST)
+        self.world.cut_all()
         for cache in self.world.caches:
             cache.finalize()
         for reference in self.world.references:
             reference.finalize()
         self.changed()
 
-    @precondition(lambda self: self.settled)
+    @precondition(lambda self: self.started)
     @rule(data=st.data())
     def filter(self, data: st.DataObject) -> None:
         batch = len(self.world.references[0].tokens)
         keep = sorted(data.draw(st.sets(st.integers(0, batch - 1), min_size=1)))
+        self.world.cut_all()
         for cache in self.world.caches:
             cache.filter(mx.array(keep))
         for reference in self.world.references:
             reference.filter(keep)
         self.changed()
 
-    @precondition(lambda self: self.settled and len(self.world.references[0].tokens) < 4)
+    @precondition(lambda self: self.started and len(self.world.references[0].tokens) < 4)
     @rule(histories=HISTORIES, later=st.lists(st.integers(1, LONGEST), max_size=2))
     def extend(self, histories: list[list[int]], later: list[int]) -> None:
         other = self.merged([self.single(lengths) for lengths in histories])
         for length in later:
             self.feed(other, self.block(length, other))
+        self.world.cut_all()
         for cache, joined in zip(self.world.caches, other.caches, strict=True):
             cache.extend(joined)
         for reference, joined in zip(self.world.references, other.references, strict=True):
             reference.extend(joined)
         self.changed()
 
-    @precondition(lambda self: self.settled and not any(cache.empty() for cache in self.world.caches))
+    @precondition(lambda self: self.started and not any(cache.empty() for cache in self.world.caches))
     @rule()
     def split(self) -> None:
-        """Each sequence goes its own way, then they are merged again: into new caches, which record nothing."""
+        """Each sequence goes its own way, then they are merged again, into new caches."""
         singles = []
         for i in range(len(self.world.references[0].tokens)):
             world = World([cache.extract(i) for cache in self.world.caches], copy.deepcopy(self.world.references))
@@ -157,7 +190,6 @@ class BatchMachine(CacheMachine):
             singles.append(world)
         merged = self.merged(singles)
         self.world.caches[:], self.world.references = merged.caches, merged.references
-        self.world.recording = False
         self.changed()
 
 

@@ -21,7 +21,7 @@ from conformance.__main__ import DRAFT_TYPES, main
 from conformance.check_prompts import Unusable, built_in, encode, from_file
 from conformance.demo import FIXTURE
 from conformance.layers import tapped
-from conformance.plants import OfAnotherKernel, rewind_and_swap_the_last_rows, rewind_one_short
+from conformance.plants import OfAnotherKernel, trim_and_swap_the_last_rows, trim_one_short
 from conformance.workloads import RECORD_CHARS
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -111,16 +111,18 @@ def test_near_ties(asked: Any) -> None:
     assert all(tie["single"] != tie["drafted"] and tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
 
 
-def test_a_margin_makes_them_exact(asked: Any) -> None:
-    code, _, found = asked("check", lambda model: OfAnotherKernel(model, 4.0), "--draft-margin", "auto", text=PROSE)
+# What a margin is enough for: half of a number, and some steps of the type of the logits.
+@pytest.mark.parametrize(("margin", "off"), [("8", 4.0), ("auto", 0.01)])
+def test_a_margin_makes_them_exact(asked: Any, margin: str, off: float) -> None:
+    code, _, found = asked("check", lambda model: OfAnotherKernel(model, off), "--draft-margin", margin, text=PROSE)
     assert code == 0
     assert all(prompt["equal"] == 9 for prompt in found["prompts"])
 
 
-@pytest.mark.parametrize("fault", [rewind_one_short, rewind_and_swap_the_last_rows])
+@pytest.mark.parametrize("fault", [trim_one_short, trim_and_swap_the_last_rows])
 @pytest.mark.parametrize("off", [0.0, 0.05])
 def test_a_fault(asked: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, off: float) -> None:
-    monkeypatch.setattr(KVCache, "rewind", fault)
+    monkeypatch.setattr(KVCache, "trim", fault)
     code, text, found = asked("check", lambda model: OfAnotherKernel(model, off))
     assert code == 2
     assert "FAULT at token" in text
@@ -207,7 +209,7 @@ def test_what_cannot_be_run_is_no_answer() -> None:
         assert done.returncode == 3
         assert value in done.stderr or str(model) in done.stderr
         assert "Traceback" not in done.stderr
-    assert set(DRAFT_TYPES) == set(mlx_lm.draft_types.DRAFT_TYPES)
+    assert set(DRAFT_TYPES) == set(mlx_lm.draft.options.DRAFT_TYPES)
 
 
 def test_no_test_framework_is_in_the_way() -> None:

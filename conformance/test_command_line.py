@@ -75,22 +75,22 @@ def test_a_memory_in_a_file(plain: str, tmp_path: Path) -> None:
 
 
 # What a user types, and what the error has to name.
-CONTRADICTIONS = {
+CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "generate": {
         f"{LOOKUP} 8 --draft-model nowhere/nothing": (LOOKUP, "--draft-model"),
         "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
         "--draft-type auto --image no.png": ("--draft-type", "--image"),
         f"--draft-type auto {LOOKUP} 8": (LOOKUP, "--draft-type"),
         f"{LOOKUP} 8 --num-draft-tokens 3": (LOOKUP, "--num-draft-tokens"),
-        f"{LOOKUP} 0": (LOOKUP, "at least 1"),
-        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type suffix"),
+        f"{LOOKUP} 0": (LOOKUP, "from 1 to"),
+        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type", "suffix"),
         "--draft-type auto --draft-margin 1 --temp 0.5": ("--draft-margin", "--temp"),
         "--draft-memory memory": ("--draft-memory", "ngram-mod"),
         "--draft-type auto --draft-reference no.txt": ("--draft-reference", "no.txt"),
         "--ngram-size 3": ("--ngram-size", "--draft-type"),
     },
     "chat": {
-        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type suffix"),
+        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type", "suffix"),
         "--draft-type auto --draft-memory memory": ("--draft-memory", "ngram-mod"),
     },
     "benchmark": {

@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from mlx_lm import draft_generate
-from mlx_lm.draft import DraftStats
-from mlx_lm.draft_generate import BlockVerifier
-from mlx_lm.draft_plan import Drafter
+from mlx_lm.draft import DraftStats, verify
+from mlx_lm.draft.planner import Planner
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.models.cache import can_trim_prompt_cache
 
 from conformance.replay import Step, gap
 from conformance.speculation import (
@@ -38,7 +38,7 @@ N = 7
 LENGTHS = [1, 2, WINDOW - K - 1, WINDOW - 1, WINDOW, WINDOW + 2, 2 * WINDOW + 1]
 GROWTH = [256 - N - 1, 256 - K - 1, 256 - 2, 256 - 1, 256, 256 + 1]
 DEPTHS = range(K + 1)
-# One family for each way to rewind: at every length. The others at, below and past the window.
+# One family for each way to trim: at every length. The others at, below and past the window.
 FILLED = {"llama", "llama max_kv_size", "gemma3_text", "mamba", "qwen3_next", "llama4"}
 # The longest block whose rows the patched models compute as they compute single tokens.
 SHORT = 16
@@ -166,32 +166,33 @@ def test_restored_blocks_stay_short() -> None:
     assert max(count.blocks) <= SHORT
 
 
-settle = BlockVerifier.settle
+accept, trim = BlockVerifier.accept, verify.trim_prompt_cache
 
 
-def feed_at_once(verifier: Any, n_accepted: int) -> None:
-    settle(verifier, n_accepted)
-    if verifier._pending:
-        verifier._flush(verifier._pending)
+def replay_at_once(verifier: Any, n_accepted: int) -> None:
+    accept(verifier, n_accepted)
+    if verifier._replay:
+        replay, verifier._replay = verifier._replay, []
+        verifier._feed(replay)
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba", "deepseek_v41"])
 def test_one_forward_too_many_is_found(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """Blocks that are restored without need, or fed again at once."""
     if family in RESTORED:
-        monkeypatch.setattr(BlockVerifier, "settle", feed_at_once)
+        monkeypatch.setattr(BlockVerifier, "accept", replay_at_once)
     else:
-        monkeypatch.setattr(draft_generate, "can_rewind_prompt_cache", lambda *_: False)
+        monkeypatch.setattr(BlockVerifier, "_can_trim", lambda *_: False)
     assert complaints(family, 17, 1) != []
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "old", "new"),
     [
-        (GENERATE, "draft_generate_step", "propose(max_tokens - n - 1)", "propose(max_tokens - n)"),
-        (GENERATE, "draft_generate_step", "propose(max_tokens - n - 1)", "propose(max_tokens - n - 2)"),
+        (GENERATE, "draft_generate_step", "plan(max_tokens - n - 1)", "plan(max_tokens - n)"),
+        (GENERATE, "draft_generate_step", "plan(max_tokens - n - 1)", "plan(max_tokens - n - 2)"),
         (GENERATE, "draft_generate_step", "stats.accepted += 1", "stats.accepted += len(draft) > 1"),
-        (Drafter, "draft", "stats.drafted += len(draft)", "stats.drafted += len(draft) + 1"),
+        (Planner, "plan", "stats.drafted += len(draft)", "stats.drafted += len(draft) + 1"),
         (BlockVerifier, "_forward", "self.forwards += 1", "self.forwards += len(block) > 1"),
     ],
 )
@@ -200,10 +201,10 @@ def test_a_wrong_count_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, nam
     assert [c for depth in DEPTHS for c in complaints("llama", 17, depth)] != []
 
 
-def test_a_window_that_is_rewound_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_more(cache: list[Any], n: int) -> None:
-        for layer in cache:
-            layer.rewind(n + 1)
+def test_a_window_that_is_trimmed_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_more(cache: list[Any], n: int) -> int:
+        further: int = trim(cache, n + (n > 0 and can_trim_prompt_cache(cache, n + 1)))
+        return further
 
-    monkeypatch.setattr(draft_generate, "rewind_prompt_cache", one_more)
+    monkeypatch.setattr(verify, "trim_prompt_cache", one_more)
     assert complaints("gemma3_text", 17, 1) != []

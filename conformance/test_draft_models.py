@@ -12,8 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.draft import DraftStats
-from mlx_lm.draft_generate import BlockVerifier, ModelDraftStrategy
+from mlx_lm.draft import DraftStats, ModelDraftStrategy
+from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import stream_generate
 
 from conformance import test_speculation_contracts as contracts
@@ -181,7 +181,7 @@ def test_the_draft_models_are_what_they_are_meant_to_be() -> None:
             assert run.stats.accepted == 0 < run.stats.drafted
 
 
-def test_one_draft_token_from_a_cache_that_cannot_rewind() -> None:
+def test_one_draft_token_from_a_cache_that_cannot_trim() -> None:
     """Nothing of such a draft was fed to the draft model, so there is nothing to put back."""
     run, steps = Run("llama", "deepseek_v41", n_draft=1), right("llama")[0][:3]
     assert [step[0] for step in run.steps(max_tokens=3)] == [token for token, _ in steps]
@@ -227,20 +227,21 @@ step_loop = GENERATE.draft_generate_step
 
 
 def keep_the_draft(strategy: Any, n_accepted: int, n_drafted: int) -> None:
-    strategy._n_ahead = min(n_accepted, len(strategy._draft) - 1)
+    strategy._n_fed += min(n_accepted, len(strategy._draft) - 1)
     strategy._draft, strategy._snapshot = [], None
 
 
 def take_accepted_tokens_twice(strategy: Any, n_accepted: int, n_drafted: int) -> None:
+    n_fed = strategy._n_fed
     accept(strategy, n_accepted, n_drafted)
-    strategy._n_ahead = 0
+    strategy._n_fed = n_fed
 
 
 def mishear_the_last_token(strategy: Any, tokens: list[int]) -> None:
     observe(strategy, [*tokens[:-1], *((token + 1) % VOCAB for token in tokens[-1:])])
 
 
-SPLIT = "prompt_cache[:] = model_cache + draft_cache"
+SPLIT = "prompt_cache[:] = model_cache + strategy.cache"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ SPLIT = "prompt_cache[:] = model_cache + draft_cache"
         ("nanbeige", "similar like nanbeige", by_close, ModelDraftStrategy, "accept", take_accepted_tokens_twice),
         ("qwen3_next", "gemma3_text", by_close, ModelDraftStrategy, "observe", mishear_the_last_token),
         ("mamba", "nanbeige", at_the_limit, ModelDraftStrategy, "close", nothing),
-        ("llama quantized late", "similar like llama", by_close, GENERATE, "_model_draft_generate_step", SPLIT),
+        ("llama quantized late", "similar like llama", by_close, GENERATE, "_with_draft_cache", SPLIT),
     ],
 )
 def test_a_planted_fault_is_found(
@@ -281,8 +282,8 @@ def five_tokens_at_most(*args: Any, max_tokens: int, **kwargs: Any) -> Any:
 
 
 @planted(
-    ("C3 exits", BlockVerifier, "settle", nothing),
-    ("C4 parity", BlockVerifier, "settle", nothing),
+    ("C3 exits", BlockVerifier, "accept", nothing),
+    ("C4 parity", BlockVerifier, "accept", nothing),
     ("C4 seeds", ModelDraftStrategy, "observe", another_seed),
     ("C5 processors", GENERATE, "draft_generate_step", the_last_token_of_the_prompt_only),
     ("no limit", GENERATE, "draft_generate_step", five_tokens_at_most),

@@ -12,11 +12,12 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from mlx_lm.draft_generate import BlockVerifier
+from mlx_lm.draft.verify import BlockVerifier
 
 from conformance.architectures import make_cache
 from conformance.drafters import Scripted
 from conformance.faults import nothing
+from conformance.plants import nothing_is_rejected, one_accepted_token_goes, one_rejected_token_stays
 from conformance.replay import Step, gap
 from conformance.speculation import (
     FAMILIES,
@@ -219,31 +220,15 @@ def test_a_prompt_of_one_token_before_quantization(first_turn: int) -> None:
     assert gap([step[1] for step in got], [step[1] for step in steps]) <= allowed("llama quantized")
 
 
-settle, step_loop, lookup_loop = (
-    BlockVerifier.settle,
-    GENERATE.draft_generate_step,
-    GENERATE.speculative_generate_step,
-)
-
-
-def one_rejected_token_stays(verifier: Any, n_accepted: int) -> None:
-    settle(verifier, min(n_accepted + 1, verifier._n_draft))
-
-
-def one_accepted_token_goes(verifier: Any, n_accepted: int) -> None:
-    settle(verifier, max(n_accepted - 1, 0))
-
-
-def nothing_is_settled(verifier: Any, n_accepted: int) -> None:
-    settle(verifier, verifier._n_draft)
+make_verifier, lookup_loop = BlockVerifier.__init__, GENERATE.speculative_generate_step
 
 
 def any_length(_: Any) -> float:
     return float("inf")
 
 
-def on_a_copy_of_the_list(prompt: Any, model: Any, strategy: Any, layers: list[Any], *args: Any, **kwargs: Any) -> Any:
-    return step_loop(prompt, model, strategy, list(layers), *args, **kwargs)
+def on_a_copy_of_the_list(verifier: Any, model: Any, layers: list[Any], *args: Any) -> None:
+    make_verifier(verifier, model, list(layers), *args)
 
 
 class Unclosable:
@@ -262,14 +247,14 @@ class Unclosable:
 @pytest.mark.parametrize(
     ("family", "way", "owner", "name", "fault"),
     [
-        ("llama", by_close, BlockVerifier, "settle", one_rejected_token_stays),
-        ("gemma3_text", by_throw, BlockVerifier, "settle", one_rejected_token_stays),
-        ("mamba", in_the_consumer, BlockVerifier, "settle", one_rejected_token_stays),
-        ("qwen3_next", at_the_end_token, BlockVerifier, "settle", one_accepted_token_goes),
-        ("llama4", by_closing_the_stream, BlockVerifier, "settle", nothing_is_settled),
+        ("llama", by_close, BlockVerifier, "accept", one_rejected_token_stays),
+        ("gemma3_text", by_throw, BlockVerifier, "accept", one_rejected_token_stays),
+        ("mamba", in_the_consumer, BlockVerifier, "accept", one_rejected_token_stays),
+        ("qwen3_next", at_the_end_token, BlockVerifier, "accept", one_accepted_token_goes),
+        ("llama4", by_closing_the_stream, BlockVerifier, "accept", nothing_is_rejected),
         ("deepseek_v41", by_close, BlockVerifier, "close", nothing),
-        ("llama quantized late", at_the_limit, BlockVerifier, "_room", any_length),
-        ("llama quantized", at_the_limit, GENERATE, "draft_generate_step", on_a_copy_of_the_list),
+        ("llama quantized late", at_the_limit, BlockVerifier, "_max_block", any_length),
+        ("llama quantized", at_the_limit, BlockVerifier, "__init__", on_a_copy_of_the_list),
         ("llama", at_the_end_token, GENERATE, "speculative_generate_step", Unclosable),
     ],
 )
@@ -278,7 +263,7 @@ def test_a_planted_fault_is_found(
 ) -> None:
     where = places(family, way)
     monkeypatch.setattr(owner, name, fault)
-    if owner is GENERATE and name == "draft_generate_step":
+    if fault is on_a_copy_of_the_list:
         # An entry that was swapped in the copy only: the caller's list still has the one that is not quantized.
         run = Run(family)
         at_the_limit(run, 3)
@@ -288,7 +273,7 @@ def test_a_planted_fault_is_found(
 
 
 def test_every_family_that_is_restored_is_known() -> None:
-    """A cache that can rewind after a block does: only those of RESTORED cost tokens that are fed again."""
+    """A cache that can drop the end of a block does: only those of RESTORED cost tokens that are fed again."""
     for family in FAMILIES:
         model: Counted = model_of(family)
         steps = Run(family).steps(max_tokens=N)

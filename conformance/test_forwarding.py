@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from mlx_lm import draft_serving
-from mlx_lm.draft_options import DraftOptions, add_draft_arguments
+from mlx_lm.draft import serving
+from mlx_lm.draft.arguments import add_draft_arguments
+from mlx_lm.draft.options import DraftOptions
 
 from conformance.destinations import (
     COMMON,
@@ -28,6 +29,7 @@ from conformance.destinations import (
     REQUEST,
     SAMPLING,
     Case,
+    ngram_size,
     write_files,
 )
 from conformance.forwarding import COMMANDS, Record, module_of, parser_of, run
@@ -150,7 +152,7 @@ def options_of_drafting() -> dict[str, argparse.Action]:
 
 def complaints_of_requests() -> Iterator[str]:
     """What is wrong with the way of the fields of a request."""
-    for field in (*draft_serving.OPTIONS, "prediction"):
+    for field in (*serving.OPTIONS, "prediction"):
         if field not in REQUEST:
             yield f"A request has the field {field}: add where its value has to be seen to REQUEST in {TABLES}."
             continue
@@ -164,6 +166,31 @@ def complaints_of_requests() -> Iterator[str]:
 
 def test_a_request_overrides_the_server() -> None:
     assert not list(complaints_of_requests())
+
+
+# What the server was started with, what a request asks for, and what becomes of it.
+TOGETHER: dict[str, tuple[str, dict[str, Any], str | Callable[[Record], Any], Any]] = {
+    "a size for a type of the request": ("--ngram-size 8", {"draft_type": "ngram-mod"}, ngram_size, 8),
+    "a type, and a draft model of the request": (
+        "--draft-type auto",
+        {"draft_model": "a/draft"},
+        "step.strategy.model.loaded_from",
+        "a/draft",
+    ),
+    "a draft model of the request that drafts nothing": (
+        "--draft-type auto",
+        {"draft_model": "a/draft", "num_draft_tokens": 0},
+        "answer.status",
+        200,
+    ),
+    "a draft model that drafts too much": ("--draft-model a/draft", {"num_draft_tokens": 1025}, "answer.status", 400),
+}
+
+
+@pytest.mark.parametrize("what", TOGETHER)
+def test_a_request_and_the_server_go_together(what: str) -> None:
+    argv, body, where, value = TOGETHER[what]
+    assert seen(Case("", where, value, argv, body), "server", argv) == value
 
 
 # Planted faults
@@ -224,7 +251,7 @@ def test_an_option_that_is_dropped_with_or_without_drafts_is_found(
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("field", draft_serving.OPTIONS)
+@pytest.mark.parametrize("field", serving.OPTIONS)
 def test_a_field_of_a_request_that_is_dropped_is_found(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = module_of("server")
     read: Callable[..., DraftOptions] = server.request_draft_options

@@ -50,7 +50,7 @@ def test_a_release_that_is_the_same_is_clean(clone: Clone, source: Path) -> None
     code, said, table, checkout = port(clone, source)
     assert (code, set(table.values())) == (0, {"clean"}), said
     assert "All patches apply" in said
-    assert (checkout / "mlx_lm" / "draft.py").exists()
+    assert (checkout / "mlx_lm" / "draft" / "loop.py").exists()
     assert git(source, "status", "--porcelain") == ""
 
 

@@ -203,7 +203,7 @@ def test_a_greedy_draft_without_processors_is_drawn_at_once() -> None:
     assert make_sampler(0.0) is greedy_sampler
 
 
-EAGER = "if sampler is greedy_sampler and not logits_processors:"
+EAGER = "greedy = sampler is greedy_sampler and not logits_processors"
 IS_RIGHT = "from_draft = draft[n_accepted : n_accepted + 1] == [token]"
 APPEND = "history = mx.concat([history, y])"
 REST = "mx.array([] if from_draft else draft[n_accepted:], mx.uint32)"
@@ -212,7 +212,7 @@ FAULTS = {
     "no accepted token in the history": (APPEND, APPEND + " if not draft else history"),
     "the last token of the prompt only": ("history, unseen = prompt, ", "history, unseen = prompt[-1:], "),
     "one draw more for a rejected draft": (IS_RIGHT, f"{IS_RIGHT} or (draft and sampler(logprobs[None]) is None)"),
-    "all rows of a block at once": (EAGER, "if True:"),
+    "all rows of a block at once": (EAGER, "greedy = True"),
     "every processor twice": ("in logits_processors or ():", "in 2 * (logits_processors or []):"),
 }
 

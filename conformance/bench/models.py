@@ -13,7 +13,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm import load
-from mlx_lm.draft_plan import BlockCosts, block_costs
+from mlx_lm.draft.costs import LearnedCosts
+from mlx_lm.draft.model import block_costs
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
 from conformance.demo import FIXTURE
@@ -47,8 +48,8 @@ class Subject:
         return set(self.tokenizer.eos_token_ids)
 
     @property
-    def costs(self) -> BlockCosts:
-        """What the drafter believes that blocks cost: measured when it is first asked for, then fixed."""
+    def costs(self) -> LearnedCosts:
+        """What blocks cost, as the planner believes: all runs learn it together, also where the model is wrapped."""
         return block_costs(self.model)
 
     @property

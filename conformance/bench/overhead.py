@@ -14,8 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-from mlx_lm.draft_generate import BlockVerifier
-from mlx_lm.draft_plan import Drafter
+from mlx_lm.draft.planner import Planner
+from mlx_lm.draft.verify import BlockVerifier
 
 from conformance.bench import strategies
 from conformance.bench.cells import Ready, Row, in_turns, prepare
@@ -89,8 +89,8 @@ def parts(ready: Ready, strategy: strategies.Strategy | None) -> dict[str, float
     with ExitStack() as stack:
         stack.enter_context(patch.object(ready, "model", timed))
         for owner, part, names in (
-            (Drafter, "plan", ("observe", "draft", "accept", "runs_ahead")),
-            (BlockVerifier, "rewind", ("feed", "settle")),
+            (Planner, "plan", ("observe", "plan", "learn", "accept", "runs_ahead")),
+            (BlockVerifier, "rewind", ("verify", "step", "accept")),
         ):
             for name in names:
                 stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))

@@ -1,4 +1,4 @@
-"""Hybrid, recurrent and sliding-window models: what exact rewinding gains over restoring and feeding again.
+"""Hybrid, recurrent and sliding-window models: what an exact trim gains over restoring and feeding again.
 
 The weights are random, so the drafts are scripted: each token is the right one with a given frequency. The rivals
 restore a snapshot after a rejection and feed the accepted tokens again, with the next block or in a pass of their own.
@@ -16,8 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-from mlx_lm import draft_generate
-from mlx_lm.draft_generate import BlockVerifier
+from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import generate_step, speculative_generate_step
 
 from conformance.architectures import CONFIGS, build, make_cache
@@ -69,14 +68,15 @@ class AtRate:
         pass
 
 
-def settle_twice(self: BlockVerifier, n_accepted: int) -> None:
+def replay_at_once(self: BlockVerifier, n_accepted: int) -> None:
     """Restore and feed the accepted tokens again at once: a second forward pass."""
-    SETTLE(self, n_accepted)
-    if self._pending:
-        self._flush(self._pending)
+    ACCEPT(self, n_accepted)
+    if self._replay:
+        replay, self._replay = self._replay, []
+        self._feed(replay)
 
 
-SETTLE = BlockVerifier.settle
+ACCEPT = BlockVerifier.accept
 
 
 @dataclass
@@ -112,8 +112,8 @@ class Subject:
 
 def ways() -> dict[str, list[tuple[Any, str, Any]]]:
     """What to replace for each way of taking a draft back."""
-    never = (draft_generate, "can_rewind_prompt_cache", lambda *_: False)
-    return {REWIND: [], AGAIN: [never], TWICE: [never, (BlockVerifier, "settle", settle_twice)]}
+    never = (BlockVerifier, "_can_trim", lambda *_: False)
+    return {REWIND: [], AGAIN: [never], TWICE: [never, (BlockVerifier, "accept", replay_at_once)]}
 
 
 def measure(plan: Plan, progress: Progress) -> Iterator[Row]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft_memory import NgramModStrategy, NgramModTable
+from mlx_lm.draft import NgramModStrategy, NgramModTable
 
 from conformance.bench import limit
 from conformance.bench.cells import Row

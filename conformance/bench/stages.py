@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mlx_lm.draft_memory import NgramModTable
+from mlx_lm.draft import NgramModTable
 
 from conformance.bench import models, strategies, tasks
 from conformance.bench.cells import Row, measure

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft import ChainStrategy
-from mlx_lm.draft_generate import ModelDraftStrategy
-from mlx_lm.draft_memory import NgramModStrategy, NgramModTable
-from mlx_lm.draft_plan import vocab_size_of
-from mlx_lm.draft_types import make_draft_strategy
+from mlx_lm.draft import ChainStrategy, ModelDraftStrategy, NgramModStrategy, NgramModTable
+from mlx_lm.draft.model import vocab_size_of
+from mlx_lm.draft.options import make_draft_strategy
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.bench.models import Subject, copied, fill
@@ -62,11 +60,9 @@ def observed(strategy: Any, prompt: Sequence[int]) -> Any:
 
 
 def looked_up(subject: Subject, draft_type: str, **options: Any) -> Strategy:
-    size, gated = options.get("ngram_size"), not options.get("disable_adaptive_gate", False)
-
     def make(prompt: list[int]) -> Any:
         vocab_size = lambda: vocab_size_of(subject.model)  # noqa: E731
-        return observed(make_draft_strategy(draft_type, vocab_size, ngram_size=size, gated=gated), prompt)
+        return observed(make_draft_strategy(draft_type, vocab_size, ngram_size=options.get("ngram_size")), prompt)
 
     return Strategy(draft_type, make, options)
 

@@ -15,7 +15,6 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import load
 from mlx_lm.draft import SuffixStrategy
-from mlx_lm.draft_plan import block_costs
 from mlx_lm.generate import generate_step, speculative_generate_step
 
 from conformance.demo import FIXTURE
@@ -29,14 +28,12 @@ TOKENS = 256
 def decoder(drafted: bool) -> Callable[[str], int]:
     """Decodes a prompt by its name, and says how many tokens that were."""
     model, tokenizer = load(str(FIXTURE))
-    costs = block_costs(model)
 
     def decode(name: str) -> int:
         prompt = mx.array(tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True))
         steps: Any = generate_step(prompt, model, max_tokens=TOKENS)
         if drafted:
-            options = {"draft_strategy": SuffixStrategy(), "draft_costs": costs, "max_tokens": TOKENS}
-            steps = speculative_generate_step(prompt, model, **options)
+            steps = speculative_generate_step(prompt, model, draft_strategy=SuffixStrategy(), max_tokens=TOKENS)
         n = 0
         for token, *_ in steps:
             n += 1
