@@ -48,10 +48,11 @@ NAMES = [("total", "count"), ("value", "item"), ("name", "key"), ("text", "list"
 EDITS = [f"Change `{old}` to `{new}`." for old, new in NAMES]
 # They come up in the middle of what the answers copy.
 STOPS = ["rows:", "limit:\n", ["value:", "append"], [" if", "zzz"], '": "']
+# Each of them changes the text of an edit, or it would prove nothing.
 PENALTIES: list[Body] = [
-    {"repetition_penalty": 1.2},
-    {"presence_penalty": 0.6, "frequency_penalty": 0.4},
-    {"logit_bias": {"11": 3.0, "300": -5.0}},
+    {"repetition_penalty": 1.6},
+    {"presence_penalty": 2.0, "frequency_penalty": 2.0},
+    {"logit_bias": {"11": 3.0, "203": -20.0}},
 ]
 MALFORMED: list[Any] = [
     {"draft_type": "oracle"},

@@ -17,7 +17,7 @@ class Matches:
         self.tokens: list[int] = []
         self.places: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
-        # What the Drafter asks a strategy for.
+        # What the Planner asks a strategy for.
         self.match_length = 0
 
     def observe(self, tokens: Sequence[int]) -> None:

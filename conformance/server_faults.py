@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import count
@@ -11,12 +12,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mlx_lm import draft_generate, server
-from mlx_lm.draft_generate import BlockVerifier
-from mlx_lm.draft_options import DraftOptions
+import mlx.core as mx
+from mlx_lm import server
+from mlx_lm.draft import verify
+from mlx_lm.draft.options import DraftOptions
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.models import llama
 from mlx_lm.models.cache import LRUPromptCache
 
 ROOT = Path(__file__).parents[1]
+# In seconds. A server stops in less, however long what it does takes.
+SOON, TOO_LONG = 4.0, 12.0
 
 
 def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
@@ -28,8 +34,8 @@ def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
 
 
 def keep_a_rejected_token() -> None:
-    rewind = draft_generate.rewind_prompt_cache
-    draft_generate.rewind_prompt_cache = lambda cache, n: rewind(cache, n - 1)
+    trim = verify.trim_prompt_cache
+    verify.trim_prompt_cache = lambda cache, n: trim(cache, max(n - 1, 0))
 
 
 def drop_the_options() -> None:
@@ -38,13 +44,13 @@ def drop_the_options() -> None:
 
 def leave_the_last_block() -> None:
     """What was drafted after the last token of an answer stays in the cache."""
-    settle = BlockVerifier.settle
+    accept = BlockVerifier.accept
 
     def without_the_last(self: Any, n_accepted: int) -> None:
         at_the_end = sys._getframe(1).f_code.co_name == "draft_generate_step"
-        settle(self, self._n_draft if at_the_end else n_accepted)
+        accept(self, self._n_draft if at_the_end else n_accepted)
 
-    BlockVerifier.settle = without_the_last
+    BlockVerifier.accept = without_the_last
 
 
 def store_a_token_too_many() -> None:
@@ -67,6 +73,25 @@ def keep_every_cache() -> None:
     LRUPromptCache.insert_cache = insert_and_keep
 
 
+def show_another_prefix() -> None:
+    """Logits processors see the cached part of a prompt in another order."""
+    fetch, make, n_cached = server.ResponseGenerator._fetch_cache, server.make_logits_processors, [0]
+
+    def fetch_and_note(self: Any, tokens: Any) -> Any:
+        cache, n_cached[0] = fetch(self, tokens)
+        return cache, n_cached[0]
+
+    def shown(tokens: Any) -> Any:
+        n = n_cached[0]
+        return mx.concatenate([tokens[:n][::-1], tokens[n:]])
+
+    def make_misled(*args: Any) -> Any:
+        return [lambda tokens, logits, f=f: f(shown(tokens), logits) for f in make(*args)]
+
+    server.ResponseGenerator._fetch_cache = fetch_and_note
+    server.make_logits_processors = make_misled
+
+
 def draft_without_turns() -> None:
     """A request that is drafted is served from its start to its end."""
     serve = server.ResponseGenerator._serve_in_steps
@@ -75,6 +100,44 @@ def draft_without_turns() -> None:
         yield from list(serve(*args, **kwargs))[:1]
 
     server.ResponseGenerator._serve_in_steps = serve_at_once
+
+
+def load_slowly() -> None:
+    """Not a fault: a model takes longer to load than a server may take to stop."""
+    load = server.load
+
+    def load_late(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(TOO_LONG)
+        return load(*args, **kwargs)
+
+    server.load = load_late
+
+
+def prefill_slowly() -> None:
+    """Not a fault: each chunk of a prompt takes half a second."""
+    call = llama.Model.__call__
+
+    def call_late(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if inputs.shape[1] > 1:
+            time.sleep(0.5)
+        return call(self, inputs, *args, **kwargs)
+
+    llama.Model.__call__ = call_late
+
+
+def load_slowly_and_wait() -> None:
+    """A server that stops waits for its model."""
+    load_slowly()
+    stop_and_join = server.ResponseGenerator.stop_and_join
+    server.ResponseGenerator.stop_and_join = lambda self, timeout=None: stop_and_join(self)
+
+
+def prefill_slowly_and_wait() -> None:
+    """A server that stops waits for a prompt."""
+    prefill_slowly()
+    server.ResponseGenerator._ends_early = lambda *_: False
+    stop_and_join = server.ResponseGenerator.stop_and_join
+    server.ResponseGenerator.stop_and_join = lambda self, timeout=None: stop_and_join(self)
 
 
 # A drafted request joins the batch after so many blocks, the next request after one more.
@@ -98,6 +161,25 @@ def join_with_the_last_token() -> None:
     """The batch is fed a token that the cache has."""
     crowd()
     server.trim_prompt_cache = lambda *_: None
+
+
+def join_without_the_prompt() -> None:
+    """The penalties of a request that joins the batch look back on its answer only."""
+    crowd()
+    serve, insert, n_prompt = server.ResponseGenerator._serve_in_steps, server.BatchGenerator.insert, [0]
+
+    def insert_answer(self: Any, *args: Any, all_tokens: Any, **kwargs: Any) -> Any:
+        return insert(self, *args, all_tokens=[tokens[n_prompt[0] :] for tokens in all_tokens], **kwargs)
+
+    def serve_and_note(self: Any, request: Any, stream: Any, crowded: Any = None, join_batch: Any = None) -> Any:
+        def join(rqueue: Any, args: Any, ctx: Any, *rest: Any) -> Any:
+            n_prompt[0] = len(ctx.prompt)
+            return join_batch(rqueue, args, ctx, *rest)
+
+        yield from serve(self, request, stream, crowded, join_batch and join)
+
+    server.BatchGenerator.insert = insert_answer
+    server.ResponseGenerator._serve_in_steps = serve_and_note
 
 
 def join_without_stop_words() -> None:

@@ -1,4 +1,4 @@
-"""What drafting is worth, without a model: recorded streams, the package's Drafter and a table of what blocks cost.
+"""What drafting is worth, without a model: recorded streams, the package's Planner and a table of what blocks cost.
 
 python -m conformance.simulate          # a CPU
 python -m conformance.simulate --m4     # an M4 Pro
@@ -12,13 +12,20 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from mlx_lm.draft import ChainStrategy, DraftStats, SuffixStrategy
-from mlx_lm.draft_memory import NgramModTable
-from mlx_lm.draft_plan import MAX_AUTO_DRAFT, BlockCosts, Drafter
-from mlx_lm.draft_types import make_draft_strategy
+from mlx_lm.draft import (
+    BlockCosts,
+    ChainStrategy,
+    DraftStats,
+    LearnedCosts,
+    NgramModStrategy,
+    NgramModTable,
+    NgramSimpleStrategy,
+    Planner,
+    SuffixStrategy,
+)
+from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 
 from conformance.rivals import RIVALS
 from conformance.streams import VOCAB, Request, Stream, bpe, streams, words
@@ -31,21 +38,18 @@ M4 = BlockCosts((1, 2, 3, 4, 6, 8), (1, 1.03, 1.22, 1.47, 2.07, 2.69))
 LEAST = 60
 
 Make = Callable[[], Any]
+# What a pass of so many passes of one token takes.
+Clock = Callable[[float], float]
 
 
-def made(draft_type: str, **options: Any) -> Any:
-    return make_draft_strategy(draft_type, lambda: VOCAB, **options)
-
-
-def makers(gated: bool = True) -> dict[str, Make]:
+def makers() -> dict[str, Make]:
     """The package's strategies; responses share one ngram-mod table, as they would in a server."""
     table, chained = NgramModTable(vocab_size=VOCAB), NgramModTable(vocab_size=VOCAB)
-    suffix = partial(made, "suffix") if gated else SuffixStrategy
     return {
-        "suffix": suffix,
-        "ngram-simple": partial(made, "ngram-simple"),
-        "ngram-mod": partial(made, "ngram-mod", ngram_mod_table=table),
-        "chain": lambda: ChainStrategy([suffix(), made("ngram-mod", ngram_mod_table=chained)]),
+        "suffix": SuffixStrategy,
+        "ngram-simple": NgramSimpleStrategy,
+        "ngram-mod": lambda: NgramModStrategy(table),
+        "chain": lambda: ChainStrategy([SuffixStrategy(), NgramModStrategy(chained)]),
     }
 
 
@@ -76,34 +80,46 @@ class Result:
 
 
 def decode(
-    strategy: Any, request: Request, costs: BlockCosts, bound: int = MAX_AUTO_DRAFT, gated: bool = True
+    strategy: Any,
+    request: Request,
+    costs: BlockCosts,
+    bound: int = MAX_AUTO_DRAFT,
+    gated: bool = True,
+    learned: LearnedCosts | None = None,
+    clock: Clock | None = None,
 ) -> tuple[Result, list[list[int]]]:
-    """Draft, accept what is right, feed the rest, as ``draft_generate_step`` does; also returns the drafts."""
+    """Draft, accept what is right, feed the rest, as ``draft_generate_step`` does; also returns the drafts.
+
+    The planner knows ``costs``, or what ``learned`` says, which hears what the passes take by the ``clock``.
+    """
     answer, result, drafts = request.answer, Result(), []
-    drafter = Drafter(strategy, bound, DraftStats(), (lambda: costs) if gated else None, request.eos)
-    drafter.vocab_size = VOCAB
+    planner = Planner(strategy, bound, DraftStats(), (learned or costs) if gated else None, request.eos)
+    planner.vocab_size = VOCAB
     unseen, ahead, done = request.prompt, False, 0
     while done < len(answer):
         draft: list[int] = []
         if not ahead:
-            drafter.observe(unseen)
+            planner.observe(unseen)
             unseen = []
-            draft = drafter.draft(len(answer) - done - 1)
+            draft = planner.plan(len(answer) - done - 1)
         drafts.append(draft)
         wanted = answer[done : done + len(draft)]
         n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=True)) if len(set(pair)) > 1), len(draft))
-        result += Result(1 + n_right, 1, 1 + len(draft), costs(1 + len(draft)))
+        cost = costs(1 + len(draft))
+        result += Result(1 + n_right, 1, 1 + len(draft), cost)
+        if learned is not None:
+            learned.learn(1 + len(draft), clock(cost) if clock else cost)
         unseen = unseen + wanted[:n_right]
         # Plain decoding feeds the next token before it is known.
-        ahead = drafter.idle and n_right == len(draft)
+        ahead = planner.idle and n_right == len(draft)
         if ahead:
-            drafter.observe(unseen)
+            planner.observe(unseen)
             unseen = []
-            ahead = drafter.runs_ahead()
-        drafter.accept(n_right)
+            ahead = planner.runs_ahead()
+        planner.accept(n_right)
         unseen = [*unseen, answer[done + n_right]]
         done += 1 + n_right
-    drafter.close(0, unseen)
+    planner.close(0, unseen)
     return result, drafts
 
 
@@ -173,7 +189,7 @@ def main() -> None:
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     recorded = streams(seeds, encode=words() if args.words else bpe())
     options = {"costs": M4 if args.m4 else CPU, "bound": args.bound, "gated": not args.ungated}
-    compared = makers(not args.ungated) | RIVALS
+    compared = makers() | RIVALS
     rows = {label: run(compared[label], recorded, **options) for label in args.only}
     for value, title in TITLES.items():
         print(f"{title}\n\n{show(rows, value)}\n")

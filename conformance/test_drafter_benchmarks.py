@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mlx_lm.draft_memory import DEFAULT_TABLE_SIZE, LEARN_SLICE, NgramModStrategy, NgramModTable
+from mlx_lm.draft import NgramModStrategy, NgramModTable
+from mlx_lm.draft.ngram_mod import DEFAULT_TABLE_SIZE, LEARN_SLICE
 
 from conformance.lookups import INDEXES, VOCAB, Scan, bytes_a_token, text
 

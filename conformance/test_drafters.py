@@ -1,10 +1,11 @@
-"""What the strategies and the Drafter are worth on recorded streams: pytest conformance/test_drafters.py
+"""What the strategies and the Planner are worth on recorded streams: pytest conformance/test_drafters.py
 
 Nothing is timed: a table says what blocks cost. The figures of docs/drafting.md are those of more and longer streams.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -13,18 +14,27 @@ import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_lm import draft_plan
-from mlx_lm.draft import DraftStats, NgramSimpleStrategy
-from mlx_lm.draft_generate import draft_generate_step
-from mlx_lm.draft_memory import NgramModTable
-from mlx_lm.draft_plan import CREDIT, CREDIT_PER_TOKEN, LONG_MATCH_CREDIT, BlockCosts
+from mlx_lm.draft import (
+    BlockCosts,
+    DraftStats,
+    LearnedCosts,
+    NgramModStrategy,
+    NgramModTable,
+    NgramSimpleStrategy,
+    Planner,
+    SuffixStrategy,
+    device_costs,
+    planner,
+)
+from mlx_lm.draft.loop import draft_generate_step
+from mlx_lm.draft.planner import CREDIT, CREDIT_PER_TOKEN
+from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import KVCache
 
 from conformance import simulate
-from conformance.faults import nothing
 from conformance.rivals import RIVALS, Longest, Ngram
-from conformance.simulate import CPU, M4, Row, decode, made, makers, run
+from conformance.simulate import CPU, M4, Result, Row, decode, makers, run
 from conformance.streams import NAMES, VOCAB, Request, Stream, streams
 
 SEEDS, SMALL = range(100, 101), (300, 1000)
@@ -34,7 +44,7 @@ SLOWEST = 0.97
 # How far from the best rival SuffixStrategy may be, of the rival's speed.
 MARGIN = 0.02
 # The most that drafts may cost beyond what they gain, whatever the strategy.
-REGRET = CREDIT + LONG_MATCH_CREDIT
+REGRET = CREDIT
 ADVERSARIES = ("ambiguous", "bait")
 TABLES = {"cpu": CPU, "m4": M4}
 
@@ -75,14 +85,6 @@ def test_a_worse_strategy_is_found(fault: Callable[[], Any]) -> None:
     assert len(behind(run(fault, recorded()))) > 1
 
 
-def test_suffix_turns_itself_down_without_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that learns nothing is found."""
-    make = makers(gated=False)["suffix"]
-    assert run(make, recorded(), gated=False).worst > SLOWEST
-    monkeypatch.setattr(type(make()), "_learn", nothing)
-    assert run(make, recorded(), gated=False).worst < SLOWEST
-
-
 def test_ngram_simple_is_the_most_recent_ngram() -> None:
     for stream in {stream.name: stream for stream in recorded()}.values():
         for request in stream.requests[:1]:
@@ -98,7 +100,7 @@ def test_ngram_simple_is_the_most_recent_ngram() -> None:
 class Wrong:
     """Drafts what never comes, sure that it will."""
 
-    match_length, probability = 100, 1.0
+    match_length, match_was_right = 100, True
 
     def __init__(self, token: int = VOCAB - 1) -> None:
         self.token = token
@@ -143,34 +145,25 @@ def test_a_strategy_that_is_always_wrong_costs_the_credit(costs: str) -> None:
 
 
 def test_drafts_without_a_gate_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but suffix, which turns itself down, need the gate on a stream that is made to hurt, or on prose."""
-    monkeypatch.setattr(simulate, "Drafter", lambda *args: draft_plan.Drafter(args[0], args[1], args[2], None, args[4]))
-    for make in (makers()["ngram-simple"], RIVALS["transformers"]):
+    """On a stream that is made to hurt, or on prose."""
+    monkeypatch.setattr(simulate, "Planner", lambda *args: Planner(args[0], args[1], args[2], None, args[4]))
+    for make in (SuffixStrategy, NgramSimpleStrategy, RIVALS["transformers"]):
         assert regrets(make, CPU, recorded(*ADVERSARIES, "prose")) != []
 
 
-class Estimated(Wrong):
-    """Drafts tokens that come now and then, so that what was learned never turns all of them down."""
-
-    def __init__(self, answer: Sequence[int]) -> None:
-        super().__init__()
-        self.answer, self.n_seen = answer, -1
+class Changing(Wrong):
+    """Wrong after matches of every length, so that what was learned after one says nothing of the next."""
 
     def observe(self, tokens: Sequence[int]) -> None:
-        self.n_seen += len(tokens)
-
-    def propose(self, n_max: int) -> Sequence[int]:
-        draft = super().propose(n_max)
-        right = self.answer[self.n_seen % len(self.answer)] if self.n_seen % 3 == 0 else self.token
-        return [right, *draft[1:]]
+        self.match_length = 2 ** ((self.match_length.bit_length() + 1) % 6)
 
 
 def test_a_gate_without_its_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = [i % 50 for i in range(300)]
-    stream = Stream("now and then", 1, 0, (Request([0], answer),))
-    assert regrets(lambda: Estimated(answer), CPU, [stream]) == []
-    monkeypatch.setattr(draft_plan, "CREDIT", 1e9)
-    assert regrets(lambda: Estimated(answer), CPU, [stream]) != []
+    stream = Stream("always wrong", 1, 0, (Request([0], answer),))
+    assert regrets(Changing, CPU, [stream]) == []
+    monkeypatch.setattr(planner, "CREDIT", 1e9)
+    assert regrets(Changing, CPU, [stream]) != []
 
 
 @st.composite
@@ -184,18 +177,22 @@ def tables(draw: Callable[..., Any]) -> BlockCosts:
     return BlockCosts(lengths, costs)
 
 
+Turn = tuple[int, int, bool | None]
+
+
 class Lying:
     """Right and wrong drafts, as they are drawn, with any claim about them."""
 
-    def __init__(self, answer: Sequence[int], turns: Sequence[tuple[int, int, float]]) -> None:
+    def __init__(self, answer: Sequence[int], turns: Sequence[Turn]) -> None:
         self.answer, self.turns, self.n_seen, self.turn = answer, turns, -1, 0
-        self.match_length, self.probability = 0, 0.0
+        self.match_length: int = 0
+        self.match_was_right: bool | None = None
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.n_seen += len(tokens)
 
     def propose(self, n_max: int) -> Sequence[int]:
-        n_right, self.match_length, self.probability = self.turns[self.turn % len(self.turns)]
+        n_right, self.match_length, self.match_was_right = self.turns[self.turn % len(self.turns)]
         self.turn += 1
         draft = list(self.answer[self.n_seen : self.n_seen + min(n_right, n_max)])
         return draft + [VOCAB - 1] * (n_max - len(draft))
@@ -204,14 +201,63 @@ class Lying:
         pass
 
 
-turn = st.tuples(st.integers(0, 16), st.integers(0, 64), st.floats(0, 1))
+turn = st.tuples(st.integers(0, 16), st.integers(0, 64), st.sampled_from([None, True, False]))
 
 
 @given(tables(), st.lists(turn, min_size=1, max_size=12))
-def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[tuple[int, int, float]]) -> None:
+def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn]) -> None:
     answer = list(range(120))
     result, _ = decode(Lying(answer, turns), Request([0], answer), costs)
     assert result.spent <= (1 + CREDIT_PER_TOKEN) * len(answer) + REGRET + 1e-6
+
+
+def clock(truth: BlockCosts, seed: str) -> Callable[[float], float]:
+    """Passes of 30 ms with some noise, of which the first of a length and a few more take far longer."""
+    rng = random.Random(seed)
+    seen: set[float] = set()
+
+    def seconds(cost: float) -> float:
+        time = 0.03 * cost * (1 + abs(rng.gauss(0, 0.05)))
+        if cost not in seen or rng.random() < 0.02:
+            time *= rng.uniform(2, 10)
+        seen.add(cost)
+        return time
+
+    return seconds
+
+
+def scaled(table: BlockCosts, factor: float) -> BlockCosts:
+    """Each token more costs ``factor`` times as much."""
+    return BlockCosts(table.lengths, [1 + factor * (cost - 1) for cost in table.costs])
+
+
+def learning(device: str, factor: float) -> list[float]:
+    """How fast the first and the second response are where costs are learned, over where they are known."""
+    table, names = device_costs(device), ("rename", "chat", "echo", "json", "code", "prose", "ambiguous")
+    truth, spent = scaled(table, factor), [Result(), Result(), Result()]
+    for stream in recorded(*names):
+        request, learned = stream.requests[0], LearnedCosts(table)
+        seconds = clock(truth, f"{stream.name} {stream.size} {stream.seed}")
+        spent[0] += decode(SuffixStrategy(), request, truth)[0]
+        for i in (1, 2):
+            spent[i] += decode(SuffixStrategy(), request, truth, learned=learned, clock=seconds)[0]
+    return [result.speed / spent[0].speed for result in spent[1:]]
+
+
+@pytest.mark.parametrize("device", ["cpu-16bit", "metal", "cuda"])
+def test_a_first_response_is_as_fast_as_with_known_costs(device: str) -> None:
+    assert min(learning(device, 1)) > 0.98
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 3])
+@pytest.mark.parametrize("device", ["cpu-16bit", "metal", "cuda"])
+def test_costs_are_learned_by_the_second_response(device: str, factor: float) -> None:
+    assert learning(device, factor)[1] > 0.96
+
+
+def test_costs_that_are_never_learned_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LearnedCosts, "learn", lambda *_: None)
+    assert learning("metal", 3)[1] < 0.9
 
 
 @pytest.mark.parametrize("strategy", makers())
@@ -228,7 +274,7 @@ def test_drafts_that_depend_on_more_than_the_tokens_are_found() -> None:
     """An ngram-mod table that is kept from one run to the next."""
     table = NgramModTable(vocab_size=VOCAB)
     request = recorded("rename")[0].requests[0]
-    runs = [decode(made("ngram-mod", ngram_mod_table=table), request, CPU)[1] for _ in range(2)]
+    runs = [decode(NgramModStrategy(table), request, CPU)[1] for _ in range(2)]
     assert runs[0] != runs[1]
 
 
@@ -253,15 +299,10 @@ def loop_blocks(strategy: Any, request: Request, costs: BlockCosts) -> list[int]
     model = Known([*request.prompt, *request.answer, 0])
     steps = draft_generate_step(
         mx.array(request.prompt),
-        model,
-        strategy,
-        [KVCache()],
+        BlockVerifier(model, [KVCache()]),
+        Planner(strategy, 15, DraftStats(), costs, request.eos),
         generation_stream,
-        num_draft_tokens=15,
         max_tokens=len(request.answer) - 1,
-        costs=lambda: costs,
-        stats=DraftStats(),
-        eos_token_ids=request.eos,
     )
     assert [token for token, _, _ in steps] == request.answer[:-1]
     return model.blocks[1:]
@@ -283,6 +324,6 @@ def test_the_simulation_is_what_the_loop_does(strategy: str, loop_requests: list
 def test_another_loop_is_found(monkeypatch: pytest.MonkeyPatch, loop_requests: list[Request]) -> None:
     """One that never runs ahead of its drafts."""
     drafts = [decode(makers()["suffix"](), request, CPU)[1] for request in loop_requests]
-    monkeypatch.setattr(draft_plan, "PATIENCE", 10**9)
+    monkeypatch.setattr(planner, "PATIENCE", 10**9)
     blocks = [loop_blocks(makers()["suffix"](), request, CPU) for request in loop_requests]
     assert [[1 + len(draft) for draft in one] for one in drafts] != blocks

@@ -5,12 +5,15 @@ Right is what a server of its own gives the same request alone, without drafting
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
+import string
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,14 +24,34 @@ import pytest
 
 from conformance.demo import FIXTURE
 from conformance.endings import CASES, check_the_next_request
-from conformance.mixed import BATCHED, CODE, EDITED, Answer, Body, Request, draw, draw_body, follow, judge, send
+from conformance.mixed import (
+    BATCHED,
+    CODE,
+    EDITED,
+    PENALTIES,
+    Answer,
+    Body,
+    Request,
+    draw,
+    draw_body,
+    follow,
+    judge,
+    send,
+)
 from conformance.server_faults import (
+    SOON,
+    TOO_LONG,
     draft_without_turns,
     drop_the_options,
     keep_a_rejected_token,
     keep_every_cache,
     leave_the_last_block,
+    load_slowly,
+    load_slowly_and_wait,
     planted,
+    prefill_slowly,
+    prefill_slowly_and_wait,
+    show_another_prefix,
     store_a_token_too_many,
 )
 from conformance.serving import CHAT, TEXT, Server, ServerFailed, serve
@@ -200,6 +223,35 @@ GATE_OFF: Body = {"draft_type": "suffix", "disable_adaptive_gate": True}
 SLOWLY: Body = GATE_OFF | {"num_draft_tokens": 1}
 
 
+def check_penalties(server: Server, right: Reference, draft: Body, seed: Body) -> None:
+    """A text is the same whatever was cached of its prompt, and the penalty is seen in it."""
+    unpunished = Request(CHAT, {"messages": EDIT, "max_tokens": 24, **seed})
+    for penalty in PENALTIES:
+        one = Request(CHAT, unpunished.body | penalty, draft, "SuffixStrategy")
+        assert right(one).text != right(unpunished).text, f"{penalty} changes nothing"
+        answers = [send(server, one) for _ in range(2)]
+        assert answers[1].cached_tokens == answers[1].usage["prompt_tokens"] - 1
+        for answer in answers:
+            judge(one, answer, right(one))
+
+
+WAYS = pytest.mark.parametrize(
+    ("draft", "seed"), [({}, {}), ({}, {"seed": 1}), (GATE_OFF, {})], ids=["batched", "alone", "drafted"]
+)
+
+
+@WAYS
+def test_penalties_see_a_cached_prompt(server: Server, right: Reference, draft: Body, seed: Body) -> None:
+    check_penalties(server, right, draft, seed)
+
+
+@WAYS
+@with_fault(show_another_prefix)
+def test_another_prefix_is_found(broken: Server, right: Reference, draft: Body, seed: Body) -> None:
+    with pytest.raises(AssertionError):
+        check_penalties(broken, right, draft, seed)
+
+
 @pytest.fixture
 def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
@@ -369,6 +421,75 @@ def test_wrong_fields_are_named(server: Server, right: Reference) -> None:
             assert field in answer.error, (field, str(value)[:60], answer)
     assert send(server, SHORT).text == right(SHORT).text
     assert server.healthy()
+
+
+@pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
+def test_a_prompt_that_is_cached_whole(server: Server, right: Reference, models: dict[str, Path], seed: Body) -> None:
+    """No model can go on from a cache that it cannot trim, so it goes on from the one before."""
+    # No other test asks about these.
+    letters = string.ascii_letters[::-1][len(seed) :]
+    for name in ("fixture", "qwen3_next"):
+        prompt, cached = letters, []
+        # Each prompt is what the request before it left, and the last two are the same.
+        for more in ("abc", "", ""):
+            request = Request(TEXT, {"model": str(models[name]), "prompt": prompt, "max_tokens": 1, **seed})
+            answer = send(server, request)
+            assert answer.text == right(request).text
+            cached.append(answer.cached_tokens)
+            n_prompt = answer.usage["prompt_tokens"]
+            prompt += answer.text + more if len(cached) < 3 else ""
+        assert cached[0] == 0
+        assert 0 < cached[1] <= cached[2] < n_prompt
+
+
+@pytest.mark.parametrize("fields", [{}, {"seed": 1}, GATE_OFF], ids=["batched", "alone", "drafted"])
+def test_the_bytes_of_the_prompt_cache(fields: Body) -> None:
+    with serve("--prompt-cache-bytes", "1000", env=FAST) as server:
+        for _ in range(2):
+            assert send(server, Request(SHORT.path, SHORT.body | fields)).cached_tokens == 0
+
+
+def stop_soon(sig: signal.Signals, slow: Callable[[], None], folder: Path) -> None:
+    """Stop a server while it loads a model, or in the middle of a long prompt."""
+    loads = "load" in slow.__name__
+    with serve("--prefill-step-size", "16", env=FAST | planted(slow, folder)) as server, ThreadPoolExecutor(1) as pool:
+        if not loads:
+            request = pool.submit(server.stream, {"prompt": "a b c " * 100, "max_tokens": 1, "seed": 1}, TEXT)
+            while "progress: 32/" not in server.log:
+                time.sleep(0.1)
+        began = time.monotonic()
+        server.process.send_signal(sig)
+        code = server.process.wait(server.timeout)
+        took = time.monotonic() - began
+        assert code == 0
+        assert took < SOON, f"it took {took:.1f} s"
+        assert loads or "error" in request.result().events[-1], "its client is not told"
+
+
+SIGNALS = pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+
+
+@SIGNALS
+@pytest.mark.parametrize("slow", [load_slowly, prefill_slowly])
+def test_it_stops_soon(sig: signal.Signals, slow: Callable[[], None], tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match="the server ended with 0"):
+        stop_soon(sig, slow, tmp_path)
+
+
+@pytest.mark.parametrize("slow", [load_slowly_and_wait, prefill_slowly_and_wait])
+def test_a_server_that_takes_its_time_is_found(slow: Callable[[], None], tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="it took"):
+        stop_soon(signal.SIGTERM, slow, tmp_path)
+
+
+def test_a_port_in_use(server: Server, tmp_path: Path) -> None:
+    port = server.url.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(FIXTURE), "--port", port]
+    env = {**os.environ, **planted(load_slowly, tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=TOO_LONG + 10)
+    assert done.returncode == 1
+    assert "Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def drafting_lines(server: Server) -> list[str]:

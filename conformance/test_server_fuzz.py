@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import requests
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from conformance.bodies import bodies, malformed
@@ -24,7 +24,7 @@ from conformance.serving import CHAT, TEXT, Client, Server, read_stream, serve
 from conformance.tally import TALLY
 
 COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-QUICK = settings(max_examples=150, derandomize=True, phases=[Phase.generate], **COMMON)
+QUICK = settings(max_examples=150, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON)
 FULL = settings(max_examples=2000, **COMMON)
 PROFILE = FULL if os.environ.get("CONFORMANCE_PROFILE") == "full" else QUICK
 RAW = settings(PROFILE, max_examples=PROFILE.max_examples // 4)
@@ -67,7 +67,33 @@ def check_raw(client: Client, request: bytes) -> None:
     assert client.healthy(), "the server is no longer healthy"
 
 
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 2}
+# What a server cannot pass on: each of these ended stock's thread, or failed the others of its batch.
+HARMFUL: list[dict[str, Any]] = [
+    {"stop": [5]},
+    {"stop": "x" * 2**20},
+    {"prompt": ""},
+    {"prompt": [5, 6]},
+    {"top_k": 100_000, "temperature": 1},
+    {"xtc_threshold": 0.9, "xtc_probability": 1, "temperature": 1},
+    {"repetition_penalty": 1.1, "repetition_context_size": 2**70},
+    {"presence_penalty": 10**400},
+    {"temperature": float("nan")},
+    {"logit_bias": {"5000000": 1}},
+    {"logit_bias": {"-5000000": 1}},
+    {"chat_template_kwargs": {"return_tensors": "np"}},
+    {"stream": True, "stream_options": {}},
+]
+
+
+def harmful(test: Any) -> Any:
+    for fields in HARMFUL:
+        test = example(body=BODY | fields, path=TEXT if "prompt" in fields else CHAT)(test)
+    return test
+
+
 @PROFILE
+@harmful
 @given(body=bodies(), path=st.sampled_from([CHAT, TEXT]))
 def test_bodies(server: Server, body: dict[str, Any], path: str) -> None:
     TALLY["examples"] += 1
@@ -85,9 +111,8 @@ def test_malformed_requests(server: Server, request: bytes) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_valid_body_is_answered(server: Server, path: str, stream: bool) -> None:
     """A server that refuses everything would pass the rest."""
-    body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 2}
-    assert server.post({**body, "stream": stream}, path).status_code == 200
-    check(server, {**body, "stream": stream}, path)
+    assert server.post({**BODY, "stream": stream}, path).status_code == 200
+    check(server, {**BODY, "stream": stream}, path)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from conformance.server_faults import (
     join_with_other_text,
     join_with_the_last_token,
     join_without_stop_words,
+    join_without_the_prompt,
     planted,
 )
 from conformance.serving import CHAT, TEXT, Server, serve
@@ -106,6 +107,17 @@ def test_a_request_that_moves(alone: Server, moving: Server, fixture: Any, slidi
 def test_a_cache_that_does_not_fit_is_found(alone: Server, moving: Server, sliding: Request) -> None:
     with pytest.raises(AssertionError):
         check(alone, moving, sliding)
+
+
+def test_a_penalty_changes_the_text(alone: Server) -> None:
+    """Or a request that moves would not show what its penalties look back on."""
+    assert send(alone, request(EDIT, **PENALTIES[0]).plain).text != send(alone, request(EDIT).plain).text
+
+
+@with_(join_without_the_prompt)
+def test_a_forgotten_prompt_is_found(alone: Server, moving: Server) -> None:
+    with pytest.raises(AssertionError):
+        check(alone, moving, request(EDIT, **PENALTIES[0]))
 
 
 @with_(join_without_stop_words)

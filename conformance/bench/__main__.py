@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conformance.bench import models, overhead, peers, report, results, rewinds, scale, serving, stages
+from conformance.bench import first, models, overhead, peers, report, results, rewinds, scale, serving, stages
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.page import page
@@ -40,6 +40,7 @@ def fixture_stages(plan: Plan, progress: Progress) -> dict[str, Stage]:
         "memory": lambda: stages.memory(subject, plan, progress),
         "blocks": lambda: blocks(subject, plan, progress),
         "overhead": lambda: overhead.measure(subject, plan, progress),
+        "first": lambda: first.measure(subject, plan, progress),
         "types": lambda: stages.types(plan, progress),
         "rewinds": lambda: rewinds.measure(plan, progress),
         "drafters": lambda: scale.drafters(plan, progress),
@@ -63,6 +64,7 @@ def other_stages(subject: Subject, plan: Plan, progress: Progress) -> dict[str, 
         "memory": lambda: stages.memory(subject, plan, progress),
         "blocks": lambda: scale.blocks(subject, plan, progress),
         "overhead": lambda: overhead.measure(subject, plan, progress),
+        "first": lambda: first.measure(subject, plan, progress),
         "drafters": lambda: scale.drafters(plan, progress),
         "sweep": lambda: stages.sweep(subject, plan, progress),
         "serving": lambda: serving.measure(subject, plan, progress),

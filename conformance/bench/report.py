@@ -215,6 +215,14 @@ def rewinds(runs: Sequence[Run]) -> str:
     return table(["model", "kind", "acceptance", "plain tokens/s", *ways], lines)
 
 
+def first(runs: Sequence[Run]) -> str:
+    """The first response of a model against the second."""
+    labels = ("model", "weights", "workload", "answer", "first", "second", "ratio")
+    lines = [[*(row[name] for name in labels), spread([row])] for row in rows(runs, "first")]
+    head = ["model", "weights", "workload", "answer", "speed of the first", "of the second", "first over second"]
+    return table([*head, "spread"], lines)
+
+
 def peers(runs: Sequence[Run]) -> str:
     lines = []
     for row in rows(runs, "peers"):
@@ -255,6 +263,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
         costs,
         drafters,
         overhead,
+        first,
         rewinds,
         peers,
         serving,
