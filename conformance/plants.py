@@ -87,10 +87,10 @@ def trim_out_of_step(cache: RotatingKVCache, n: int) -> int:
     return n
 
 
-def trim_without_the_index(cache: RotatingKVCache, n: int) -> int:
-    """The next token is written over one that is right."""
+def trim_to_the_wrong_place(cache: RotatingKVCache, n: int) -> int:
+    """The rows move by one: the next token is written over one that is right."""
     rotating_trim(cache, n)
-    cache._idx -= n > 0
+    cache.keys, cache.values = (mx.roll(rows, int(n > 0), axis=2) for rows in (cache.keys, cache.values))
     return n
 
 
@@ -141,7 +141,7 @@ FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
         (BlockVerifier, "accept", nothing_is_rejected),
     ],
     "window": [
-        (RotatingKVCache, "trim", trim_without_the_index),
+        (RotatingKVCache, "trim", trim_to_the_wrong_place),
         (RotatingKVCache, "trim", trim_out_of_step),
         (RotatingKVCache, "trim", keep_the_rejected_rows),
         (BlockVerifier, "accept", one_rejected_token_stays),

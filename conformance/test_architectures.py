@@ -14,7 +14,7 @@ from mlx_lm.models.deepseek_v41 import LayerCache
 from conformance.architectures import build, runnable
 from conformance.drafters import Scripted
 from conformance.faults import nothing, planted
-from conformance.plants import keep_the_state, trim_one_short, trim_without_the_index
+from conformance.plants import keep_the_state, trim_one_short, trim_to_the_wrong_place
 from conformance.replay import DRAFT, drafted, gap, noises, plain
 
 VOCAB = 64
@@ -71,7 +71,7 @@ def trim_to_a_late_conv_state(cache: ArraysCache, n: int) -> int:
 
 @planted(
     ("llama", KVCache, "trim", trim_one_short),
-    ("gemma3_text", RotatingKVCache, "trim", trim_without_the_index),
+    ("gemma3_text", RotatingKVCache, "trim", trim_to_the_wrong_place),
     ("mamba", ArraysCache, "trim", keep_the_state),
     ("qwen3_next", ArraysCache, "trim", trim_to_a_late_conv_state),
     ("deepseek_v41", LayerCache, "restore", nothing),

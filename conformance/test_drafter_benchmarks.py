@@ -16,8 +16,6 @@ from conformance.lookups import INDEXES, VOCAB, Scan, bytes_a_token, text
 
 LENGTHS = (2_000, 32_000, 128_000)
 TABLES = (DEFAULT_TABLE_SIZE, 2**22)
-# A page of memory, in entries.
-PAGE = 1024
 
 
 MAKERS = {"scan": Scan} | INDEXES
@@ -94,16 +92,3 @@ def test_ngram_mod_learns_a_slice(benchmark: Any, size: int) -> None:
         NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB)).observe(tokens)
 
     benchmark(fill)
-
-
-@pytest.mark.parametrize("size", TABLES)
-def test_ngram_mod_resets(benchmark: Any, size: int) -> None:
-    """A table all of whose memory is in use."""
-    benchmark.group = "ngram-mod, reset"
-    table = NgramModTable(size=size, vocab_size=VOCAB)
-
-    def touched() -> None:
-        for i in range(0, size, PAGE):
-            table._entries[i] = 1
-
-    benchmark.pedantic(table.reset, setup=touched, rounds=20)
