@@ -168,7 +168,9 @@ def test_a_series_that_is_too_large_is_found() -> None:
     assert too_large(dict.fromkeys("abc", 60)) == []
     assert too_large({"a": 351, "b": 1, "c": 1}) == ["a adds 351 lines, 350 at most"]
     assert too_large({"a": 61, "b": 1, "c": 200}) == ["the median patch adds 61 lines, 60 at most"]
-    assert too_large({str(n): 34 for n in range(98)}) == ["the series adds 3332 lines, 3300 at most"]
+    many = MAX_LINES // MAX_MEDIAN + 1
+    said = f"the series adds {many * MAX_MEDIAN} lines, {MAX_LINES} at most"
+    assert too_large({str(n): MAX_MEDIAN for n in range(many)}) == [said]
 
 
 @pytest.mark.parametrize(
