@@ -254,7 +254,9 @@ class Record:
             def shutdown(self) -> None:
                 pass
 
-        serve = server._run_http_server
+        serve, stop = server._run_http_server, server.ResponseGenerator.stop_and_join
+        # The server ends its process, which runs the tests here, if a thread takes longer than it waits.
+        yield patch.object(server.ResponseGenerator, "stop_and_join", lambda generator, timeout=None: stop(generator))
         yield patch.object(server, "BatchGenerator", BatchGenerator)
         yield patch.object(server, "LRUPromptCache", LRUPromptCache)
         yield patch.object(server, "_run_http_server", lambda *args: serve(*args, server_class=HTTPServer))
