@@ -244,6 +244,13 @@ class Test(unittest.TestCase):
                 self.fail(f"failure {n}")
 """
 
+THREAD = """
+import threading
+def test_it():
+    threading.Thread(target=threading.Event().wait).start()
+    assert False
+"""
+
 
 def test_a_run_of_a_tree_says_what_happened(tmp_path: Path) -> None:
     (tmp_path / "test_right.py").write_text("def test_it(): pass\n")
@@ -256,5 +263,7 @@ def test_a_run_of_a_tree_says_what_happened(tmp_path: Path) -> None:
     assert wrong.returncode == 1
     assert ("failure 1" in wrong.said, "failure 2" in wrong.said) == (True, False)
     assert "failure 2" in run_tests(tmp_path, "test_wrong.py", to_the_end=True).said
+    (tmp_path / "test_thread.py").write_text(THREAD)
+    assert run_tests(tmp_path, "test_thread.py").returncode == 1
     with pytest.raises(AssertionError, match="another mlx-lm"):
         run_tests(tmp_path, "test_other_tree.py")

@@ -71,4 +71,5 @@ def _child(tree: Path, arguments: tuple[str, ...], to_the_end: bool, output: Pat
     if package is not None and not Path(str(package.__file__)).is_relative_to(tree):
         code = OTHER_TREE
     sys.stdout.flush()
-    sys.exit(1 if first.failed else code)
+    # Not sys.exit: it waits for the threads that a test which fails has left.
+    os._exit(1 if first.failed else code)
