@@ -19,7 +19,8 @@ from conformance.upstream import AS_ON_STOCK, with_model
 
 pytestmark = pytest.mark.patched_source
 # More of them, and one series no longer serves all releases.
-MAX_VARIANTS = 4
+# Four are for the drafting; 0010 refuses what later releases refuse themselves.
+MAX_VARIANTS = 5
 HEADINGS = ["Fixes", "Primitives", "Drafting", "Wiring"]
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Can be dropped when"]
 # Lines of code that are added, tests not counted: more is not read. Below 3,300 of them all would be better.
