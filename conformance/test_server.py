@@ -5,7 +5,6 @@ Right is what a server of its own gives the same request alone, without drafting
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -13,7 +12,6 @@ import string
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,28 +37,20 @@ from conformance.mixed import (
     send,
 )
 from conformance.server_faults import (
-    SOON,
-    TOO_LONG,
     draft_without_turns,
     drop_the_options,
     keep_a_rejected_token,
     keep_every_cache,
     leave_the_last_block,
-    load_slowly,
-    load_slowly_and_wait,
     planted,
-    prefill_slowly,
-    prefill_slowly_and_wait,
     show_another_prefix,
     store_a_token_too_many,
 )
-from conformance.serving import CHAT, TEXT, Server, ServerFailed, serve
+from conformance.serving import CHAT, FAST, TEXT, Server, ServerFailed, serve
 from conformance.tiny_models import save
 from conformance.workloads import chat, fenced
 
 SEED, CLIENTS = 5, 8
-# Compiled functions would cost the start of a C++ compiler each.
-FAST = {"MLX_DISABLE_COMPILE": "1"}
 # A prompt cache of the requests below takes 0.5 MiB and more. The allocator adds up to 15 MiB after the first hundred.
 GROWTH_PER_REQUEST = 0.2 * 2**20
 
@@ -447,49 +437,6 @@ def test_the_bytes_of_the_prompt_cache(fields: Body) -> None:
     with serve("--prompt-cache-bytes", "1000", env=FAST) as server:
         for _ in range(2):
             assert send(server, Request(SHORT.path, SHORT.body | fields)).cached_tokens == 0
-
-
-def stop_soon(sig: signal.Signals, slow: Callable[[], None], folder: Path) -> None:
-    """Stop a server while it loads a model, or in the middle of a long prompt."""
-    loads = "load" in slow.__name__
-    with serve("--prefill-step-size", "16", env=FAST | planted(slow, folder)) as server, ThreadPoolExecutor(1) as pool:
-        if not loads:
-            request = pool.submit(server.stream, {"prompt": "a b c " * 100, "max_tokens": 1, "seed": 1}, TEXT)
-            while "progress: 32/" not in server.log:
-                time.sleep(0.1)
-        began = time.monotonic()
-        server.process.send_signal(sig)
-        code = server.process.wait(server.timeout)
-        took = time.monotonic() - began
-        assert code == 0
-        assert took < SOON, f"it took {took:.1f} s"
-        assert loads or "error" in request.result().events[-1], "its client is not told"
-
-
-SIGNALS = pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-
-
-@SIGNALS
-@pytest.mark.parametrize("slow", [load_slowly, prefill_slowly])
-def test_it_stops_soon(sig: signal.Signals, slow: Callable[[], None], tmp_path: Path) -> None:
-    with pytest.raises(ServerFailed, match="the server ended with 0"):
-        stop_soon(sig, slow, tmp_path)
-
-
-@pytest.mark.parametrize("slow", [load_slowly_and_wait, prefill_slowly_and_wait])
-def test_a_server_that_takes_its_time_is_found(slow: Callable[[], None], tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="it took"):
-        stop_soon(signal.SIGTERM, slow, tmp_path)
-
-
-def test_a_port_in_use(server: Server, tmp_path: Path) -> None:
-    port = server.url.rsplit(":", 1)[1]
-    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(FIXTURE), "--port", port]
-    env = {**os.environ, **planted(load_slowly, tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=TOO_LONG + 10)
-    assert done.returncode == 1
-    assert "Address already in use" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def drafting_lines(server: Server) -> list[str]:

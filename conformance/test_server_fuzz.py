@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from conformance.bodies import bodies, malformed
-from conformance.serving import CHAT, TEXT, Client, Server, read_stream, serve
+from conformance.serving import CHAT, FAST, TEXT, Client, Server, read_stream, serve
 from conformance.tally import TALLY
 
 COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -31,13 +31,9 @@ PROFILE = FULL if os.environ.get("CONFORMANCE_PROFILE") == "full" else QUICK
 RAW = settings(PROFILE, max_examples=PROFILE.max_examples // 4)
 
 
-# Compiling a sampler for each temperature takes seconds, and is not what this is about.
-SERVING: dict[str, Any] = {"env": {"MLX_DISABLE_COMPILE": "1"}}
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve("--max-tokens", "4", **SERVING) as server:
+    with serve("--max-tokens", "4", env=FAST) as server:
         yield server
 
 
@@ -113,7 +109,7 @@ def test_malformed_requests(server: Server, request: bytes) -> None:
 
 def test_valid_bodies_are_answered() -> None:
     """A server that refuses everything would pass the rest. It is a fresh one: a body may have ended the other."""
-    with serve("--max-tokens", "4", **SERVING) as server:
+    with serve("--max-tokens", "4", env=FAST) as server:
         for path, stream in product([CHAT, TEXT], [False, True]):
             assert server.post({**BODY, "stream": stream}, path).status_code == 200
             check(server, {**BODY, "stream": stream}, path)

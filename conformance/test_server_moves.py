@@ -25,15 +25,13 @@ from conformance.server_faults import (
     join_without_the_prompt,
     planted,
 )
-from conformance.serving import CHAT, TEXT, Server, serve
+from conformance.serving import CHAT, FAST, TEXT, Server, serve
 from conformance.tiny_models import save
 from conformance.workloads import chat, fenced
 
 # At most two tokens a block, so that a move falls on each of the first tokens.
 SLOWLY: Body = {"draft_type": "suffix", "num_draft_tokens": 1, "disable_adaptive_gate": True}
 MOVES = LAST_MOVE - FIRST_MOVE + 1
-# Compiled functions would cost the start of a C++ compiler each.
-FAST = {"MLX_DISABLE_COMPILE": "1"}
 EDIT = chat(f"Change `total` to `count`.\n{fenced(CODE)}")
 # Each character takes several tokens.
 SIGNS = chat("Repeat this.\n" + fenced("\u2603\U0001f600 = \u6f22\u5b57\u2603"))

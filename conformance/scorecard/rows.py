@@ -110,7 +110,7 @@ ROWS = (
         "server",
         "entry points",
         "mlx_lm.server, with others and with any body",
-        ("test_server.py", "test_server_fuzz.py", "test_server_moves.py"),
+        ("test_server.py", "test_server_fuzz.py", "test_server_moves.py", "test_server_stops.py"),
     ),
     Row("upstream's tests", "upstream", "they pass as on the stock release", ("test_upstream.py",)),
     Row("surface", "upstream", "the suite knows all that the release has", ("test_surface.py",)),
