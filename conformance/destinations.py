@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.draft import NgramModStrategy, NgramModTable
+from mlx_lm.draft import BlockCosts, NgramModStrategy, NgramModTable
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from conformance.forwarding import Body, Record
+from conformance.forwarding import Body, Group, Record
 
 IMAGE, REFERENCE, MEMORY = "image.bin", "reference.txt", "memory.bin"
 REFERENCE_TEXT = "def read_settings(path, strict=True):\n    table = {}\n"
@@ -35,13 +36,17 @@ class Case:
         return replace(self, **changes)
 
 
+def learned() -> NgramModTable:
+    table = NgramModTable(4, vocab_size=1024)
+    NgramModStrategy(table, 1024).observe(LEARNED)
+    return table
+
+
 def write_files(folder: Path) -> None:
     """What the options of the tables read."""
     (folder / IMAGE).write_bytes(b"\x07\x08")
     (folder / REFERENCE).write_text(REFERENCE_TEXT)
-    table = NgramModTable(4, vocab_size=1024)
-    NgramModStrategy(table, 1024).observe(LEARNED)
-    table.save(folder / MEMORY)
+    learned().save(folder / MEMORY)
 
 
 def says(text: str) -> Callable[[Record], bool]:
@@ -219,7 +224,6 @@ SERVER: Table = {
         Case("6", "step.num_draft_tokens", 6, "--draft-model a/draft"),
     ),
     "--draft-memory-scope": (Case("request", forgets, True, MOD, then={}),),
-    "--draft-concurrency": (Case("0", STRATEGY, "NoneType", AUTO),),
     "--log-level": (Case("ERROR", "log.level", 40),),
     "--chat-template": (Case("x", "load.tokenizer_config", {"trust_remote_code": False, "chat_template": "x"}),),
     "--use-default-chat-template": (Case("", "tokenizer.it.chat_template", "default", template=False),),
@@ -242,7 +246,9 @@ DESTINATIONS: dict[str, Table] = {
 }
 
 # What a request asks for, and what the server was started with.
-SIMPLE = "--draft-type ngram-simple --ngram-size 3 --num-draft-tokens 4 --draft-margin 0.5"
+# With a margin it is served alone.
+MARGIN = " --draft-margin 0.5"
+SIMPLE = f"--draft-type ngram-simple --ngram-size 3 --num-draft-tokens 4{MARGIN}"
 REQUEST: Table = {
     "draft_type": (
         Case("", STRATEGY, "SuffixStrategy", SIMPLE, {"draft_type": "suffix"}),
@@ -259,4 +265,35 @@ REQUEST: Table = {
     "prediction": (
         Case("", drafts_from_the_start, True, SIMPLE, {"prediction": {"type": "content", "content": REFERENCE_TEXT}}),
     ),
+}
+
+
+def strategies(record: Record) -> list[str]:
+    return [type(call.get("strategy")).__name__ for call in record.calls["step"]]
+
+
+COSTS = BlockCosts((1, 2), (1, 1.5))
+Given = dict[str, Any]
+# What batch_generate is given for two prompts, and where that is seen.
+BATCH: dict[str, tuple[Callable[[TokenizerWrapper], Given], str | Callable[[Record], Any], Any]] = {
+    "draft_type": (lambda _: {"draft_type": "ngram-simple"}, strategies, ["NgramSimpleStrategy"] * 2),
+    "draft_type of each": (
+        lambda _: {"draft_type": ["none", "suffix"]},
+        strategies,
+        ["NoneType", "SuffixStrategy"],
+    ),
+    "num_draft_tokens": (lambda _: {"draft_type": "auto", "num_draft_tokens": 6}, "step.num_draft_tokens", 6),
+    "ngram_size": (lambda _: {"draft_type": "ngram-simple", "ngram_size": 5}, ngram_size, 5),
+    "ngram_mod_table": (lambda _: {"draft_type": "ngram-mod", "ngram_mod_table": learned()}, remembers, True),
+    "draft_reference": (
+        lambda tokenizer: {
+            "draft_type": "auto",
+            "draft_reference": [None, tokenizer.encode(REFERENCE_TEXT, add_special_tokens=False)],
+        },
+        drafts_from_the_start,
+        True,
+    ),
+    "disable_adaptive_gate": (lambda _: {"draft_type": "auto", "disable_adaptive_gate": True}, "step.costs", None),
+    "draft_costs": (lambda _: {"draft_type": "auto", "draft_costs": COSTS}, "step.costs", COSTS),
+    "draft_group": (lambda _: {"draft_type": "auto", "draft_group": Group(1)}, "batch.draft_group._size", 1),
 }

@@ -63,7 +63,7 @@ def _cases() -> list[Case]:
 CASES = _cases()
 
 
-def _prediction(answer: str, every: int) -> str:
+def nearly(answer: str, every: int) -> str:
     """The answer with a wrong character now and then, so that drafts are right up to places of all kinds."""
     return "".join("0" if i % every == 7 else c for i, c in enumerate(answer))
 
@@ -95,7 +95,7 @@ def check_the_next_request(server: Server, right: Callable[[Request], Answer], m
     whole = right(Request(TEXT, body))
     fields, leave_after, reason = _ending(case, whole.text)
     draft: Body = {
-        "prediction": {"type": "content", "content": _prediction(whole.text, 47 if case.model == "fixture" else 11)},
+        "prediction": {"type": "content", "content": nearly(whole.text, 47 if case.model == "fixture" else 11)},
         "disable_adaptive_gate": True,
         "num_draft_tokens": 6,
     }

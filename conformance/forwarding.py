@@ -142,14 +142,20 @@ class Record:
         """Plain decoding and drafting take the same options, the latter in the parts that it works with."""
         drafts = planner is not None
         if drafts:
-            cache, names = verifier.cache, ("strategy", "num_draft_tokens", "costs")
-            arguments |= verifier.quantize.keywords | {name: getattr(planner, name) for name in names}
+            cache = verifier.cache
+            arguments |= verifier.quantize.keywords | self.drafting(planner)
             arguments |= {"model": verifier.model, "margin": arguments["near_ties"].margin}
             arguments |= {"prompt_cache": cache, "max_kv_size": getattr(cache, "max_kv_size", None)}
             planner.stats.forwards += 1
         self.note("step", **arguments)
         logprobs = mx.zeros(1024)
         return (token for token in [(TOKEN, logprobs, False) if drafts else (TOKEN, logprobs)])
+
+    @staticmethod
+    def drafting(planner: Any) -> dict[str, Any]:
+        """What a planner was made of, nothing where there is none."""
+        names = ("strategy", "num_draft_tokens", "costs") if planner is not None else ()
+        return {name: getattr(planner, name) for name in names}
 
     def seed(self, seed: int) -> None:
         self.note("seed", seed=seed)
@@ -228,7 +234,8 @@ class Record:
                 record.note("batch", **kwargs)
 
             def insert_segments(self, segments: Any, samplers: Any, max_tokens: Any, **kwargs: Any) -> Any:
-                record.note("step", sampler=samplers[0], max_tokens=max_tokens[0], **self.options)
+                drafts = Record.drafting(kwargs["planners"][0])
+                record.note("step", sampler=samplers[0], max_tokens=max_tokens[0], **self.options, **drafts)
                 return super().insert_segments(segments, samplers=samplers, max_tokens=[1], **kwargs)
 
         class LRUPromptCache(server.LRUPromptCache):  # type: ignore[misc, name-defined]
@@ -282,6 +289,27 @@ class Connection:
     def answer(self) -> dict[str, Any]:
         head, content = self._sent.decode().split("\r\n\r\n", 1)
         return {"head": head, "status": int(head.split()[1]), "body": json.loads(content)}
+
+
+def run_batch(**given: Any) -> Record:
+    """Give two prompts to batch_generate with these arguments, and note what each is decoded with."""
+    generate, record = module_of("generate"), Record()
+
+    class BatchGenerator(generate.BatchGenerator):  # type: ignore[misc, name-defined]
+        def __init__(self, model: Any, **kwargs: Any) -> None:
+            super().__init__(model, **kwargs)
+            record.note("batch", **kwargs)
+
+        def insert(self, *args: Any, planners: Any = None, **kwargs: Any) -> Any:
+            uids = super().insert(*args, planners=planners, **kwargs)
+            for planner in planners:
+                record.note("step", **record.drafting(planner))
+            return uids
+
+    model, tokenizer = record.load()
+    with patch.object(generate, "BatchGenerator", BatchGenerator):
+        generate.batch_generate(model, tokenizer, [[TOKEN, 5], [TOKEN, 6]], max_tokens=1, **given)
+    return record
 
 
 def run(command: str, argv: Sequence[str], bodies: Sequence[Body] = ({},), **surroundings: Any) -> Record:

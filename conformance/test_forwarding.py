@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,9 +22,11 @@ from mlx_lm.draft.arguments import add_draft_arguments
 from mlx_lm.draft.options import DraftOptions
 
 from conformance.destinations import (
+    BATCH,
     COMMON,
     DESTINATIONS,
     DRAFTING,
+    MARGIN,
     OWN,
     QUANTIZED,
     REQUEST,
@@ -32,7 +35,7 @@ from conformance.destinations import (
     ngram_size,
     write_files,
 )
-from conformance.forwarding import COMMANDS, Record, module_of, parser_of, run
+from conformance.forwarding import COMMANDS, Record, module_of, parser_of, run, run_batch
 
 TABLES = "conformance/destinations.py"
 # What upstream's commands parse and drop. An entry that is not true any more fails.
@@ -71,6 +74,9 @@ def ways(case: Case, command: str, option: str) -> Iterator[Case]:
         yield case.but(also=f"--draft-type auto {case.also}")
         if command == "server":
             yield case.but(body={"seed": 1})
+    if command == "server" and option in DRAFTING and option != "--draft-margin":
+        # Drafted alone, and not in the batch.
+        yield case.but(body={"seed": 1})
 
 
 def complaints(command: str, option: str) -> Iterator[str]:
@@ -150,13 +156,21 @@ def options_of_drafting() -> dict[str, argparse.Action]:
     return options(parser)
 
 
+def ways_of_requests(field: str) -> Iterator[Case]:
+    """A request is drafted alone or in the batch."""
+    for case in REQUEST[field]:
+        yield case
+        if field != "draft_margin" and MARGIN in case.also:
+            yield case.but(also=case.also.replace(MARGIN, ""))
+
+
 def complaints_of_requests() -> Iterator[str]:
     """What is wrong with the way of the fields of a request."""
     for field in (*serving.OPTIONS, "prediction"):
         if field not in REQUEST:
             yield f"A request has the field {field}: add where its value has to be seen to REQUEST in {TABLES}."
             continue
-        for case in REQUEST[field]:
+        for case in ways_of_requests(field):
             asked, default = seen(case, "server", case.also), seen(case.but(body={}), "server", case.also)
             if asked != case.value:
                 yield f"The server drops {field} of a request: {case.where} is {asked!r} and not {case.value!r}."
@@ -193,6 +207,14 @@ def test_a_request_and_the_server_go_together(what: str) -> None:
     assert seen(Case("", where, value, argv, body), "server", argv) == value
 
 
+@pytest.mark.parametrize("what", BATCH)
+def test_an_argument_of_batch_generate_arrives(what: str, fixture: Any) -> None:
+    make, where, value = BATCH[what]
+    record = run_batch(**make(fixture[1]))
+    record.note("tokenizer", it=fixture[1])
+    assert (record.at(where) if isinstance(where, str) else where(record)) == value
+
+
 # Planted faults
 
 
@@ -221,13 +243,17 @@ def test_a_new_option_needs_a_destination(command: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", ["--num-draft-tokens", "--disable-adaptive-gate", "--draft-margin"])
 def test_an_option_that_is_dropped_is_found(command: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, name = DraftOptions.generate_kwargs, option[2:].replace("-", "_")
+    kept, planner, name = DraftOptions.generate_kwargs, DraftOptions.make_planner, option[2:].replace("-", "_")
 
     def generate_kwargs(self: DraftOptions, *args: Any) -> dict[str, Any]:
         kwargs: dict[str, Any] = kept(self, *args)
         return kwargs | {name: getattr(DraftOptions(), name)}
 
+    def make_planner(self: DraftOptions, *args: Any) -> Any:
+        return planner(replace(self, **{name: getattr(DraftOptions(), name)}), *args)
+
     monkeypatch.setattr(DraftOptions, "generate_kwargs", generate_kwargs)
+    monkeypatch.setattr(DraftOptions, "make_planner", make_planner)
     assert any("drops it" in complaint for complaint in complaints(command, option))
 
 

@@ -5,70 +5,27 @@ Right is what a server of its own gives the same request alone, without drafting
 
 from __future__ import annotations
 
-import random
 import re
 import signal
 import string
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from conformance.batch_faults import draft_one_by_one, leave_the_last_block
+from conformance.clients import EDIT, GATE_OFF, LONG, SHORT, SLOWLY, Reader, Reference, drafted
 from conformance.demo import FIXTURE
 from conformance.endings import CASES, check_the_next_request
-from conformance.mixed import (
-    BATCHED,
-    CODE,
-    EDITED,
-    PENALTIES,
-    Answer,
-    Body,
-    Request,
-    draw,
-    draw_body,
-    follow,
-    judge,
-    send,
-)
-from conformance.server_faults import (
-    draft_without_turns,
-    drop_the_options,
-    keep_a_rejected_token,
-    keep_every_cache,
-    leave_the_last_block,
-    planted,
-    show_another_prefix,
-    store_a_token_too_many,
-)
+from conformance.mixed import CODE, EDITED, PENALTIES, Body, Request, judge, send
+from conformance.server_faults import planted, show_another_prefix, store_a_token_too_many
 from conformance.serving import CHAT, FAST, TEXT, Server, ServerFailed, serve
 from conformance.tiny_models import save
 from conformance.workloads import chat, fenced
-
-SEED, CLIENTS = 5, 8
-# A prompt cache of the requests below takes 0.5 MiB and more. The allocator adds up to 15 MiB after the first hundred.
-GROWTH_PER_REQUEST = 0.2 * 2**20
-
-
-class Reference:
-    """The right answers, each computed once."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.known: dict[str, Answer] = {}
-
-    def __call__(self, request: Request) -> Answer:
-        if request.key not in self.known:
-            answer = send(self.server, request.plain)
-            assert answer.status == 200, answer
-            assert answer.cached_tokens == 0
-            self.known[request.key] = answer
-        return self.known[request.key]
 
 
 @pytest.fixture(scope="module")
@@ -101,77 +58,6 @@ def with_fault(*faults: Callable[[], None]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("broken", faults, indirect=True, ids=[fault.__name__ for fault in faults])
 
 
-def resident(server: Server) -> int:
-    """The bytes of memory that the process has."""
-    done = subprocess.run(
-        ["ps", "-o", "rss=", "-p", str(server.process.pid)], capture_output=True, text=True, check=True
-    )
-    return int(done.stdout) * 1024
-
-
-def mixed(n: int) -> list[Request]:
-    rng = random.Random(SEED)
-    bodies = [draw_body(rng) for _ in range(40)]
-    return [draw(rng, bodies) for _ in range(n)]
-
-
-def load(server: Server, requests: list[Request], clients: int = CLIENTS) -> list[Answer]:
-    with ThreadPoolExecutor(clients) as pool:
-        return list(pool.map(lambda request: send(server, request), requests))
-
-
-def check_growth(before: int, after: int, n: int) -> None:
-    assert after - before < n * GROWTH_PER_REQUEST
-
-
-def judge_all(requests: list[Request], answers: list[Answer], right: Reference) -> None:
-    for request, answer in zip(requests, answers, strict=True):
-        judge(request, answer, right(request))
-
-
-def test_two_hundred_mixed_requests(server: Server, right: Reference) -> None:
-    """None is lost, none has another text, and what the first half leaves in memory is what the second half leaves."""
-    requests = mixed(200)
-    answers = load(server, requests[:100])
-    before = resident(server)
-    # Fewer at a time are drafted more.
-    answers += load(server, requests[100:], clients=2)
-    after = resident(server)
-    judge_all(requests, answers, right)
-    check_growth(before, after, 100)
-    assert server.healthy()
-    # The requests are of all the kinds they are meant to be.
-    drafted = [answer.draft for answer in answers if answer.draft.get("forwards")]
-    assert sum(draft["accepted"] for draft in drafted) > 200
-    assert {draft["strategy"] for draft in drafted} == {"SuffixStrategy", "NgramSimpleStrategy", "NgramModStrategy"}
-    assert any(answer.draft.get("forwards") == 0 for answer in answers)
-    assert any(answer.usage and answer.cached_tokens for answer in answers)
-    stopped = [r for r, a in zip(requests, answers, strict=True) if r.draft and "stop" in r.body and a.draft]
-    assert any(send(server, r).finish_reason == "stop" for r in stopped if r.leave_after is None)
-    assert sum(r.leave_after is not None for r in requests) > 10
-    assert sum(r.malformed is not None for r in requests) > 10
-
-
-@with_fault(keep_a_rejected_token, drop_the_options)
-def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Reference) -> None:
-    # One after another, so that all are drafted, and without the gate, so that it is known how.
-    requests = [r for r in mixed(200) if r.draft.get("disable_adaptive_gate") and r.leave_after is None][:24]
-    answers = load(broken, requests, clients=1)
-    with pytest.raises(AssertionError):
-        judge_all(requests, answers, right)
-
-
-@with_fault(keep_every_cache)
-def test_growing_memory_is_found(broken: Server) -> None:
-    requests = [Request(r.path, r.body | {"max_tokens": 1}) for r in mixed(60)]
-    # Without the fault the third time adds one MiB at the most, the second time up to 15.
-    load(broken, requests * 2)
-    before = resident(broken)
-    load(broken, requests)
-    with pytest.raises(AssertionError):
-        check_growth(before, resident(broken), 60)
-
-
 def check_endings(server: Server, right: Reference, path: Path, model: str) -> None:
     for case in CASES:
         if case.model == model:
@@ -201,16 +87,6 @@ def test_a_wrong_prefix_is_found(broken: Server, right: Reference, models: dict[
     for name, path in models.items():
         with pytest.raises(AssertionError, match="another text"):
             check_endings(broken, right, path, name)
-
-
-EDIT: list[Any] = chat(f"Change `total` to `count`.\n{fenced(CODE)}")
-# Its end tokens are forbidden.
-ENDLESS: Body = {"max_tokens": 300, "logit_bias": {"0": -100, "4": -100}}
-LONG = Request(CHAT, {"messages": EDIT, **ENDLESS})
-SHORT = Request(CHAT, {"messages": chat("Quote."), "max_tokens": 4})
-GATE_OFF: Body = {"draft_type": "suffix", "disable_adaptive_gate": True}
-# Two tokens a forward pass at the most, so that a long answer is long.
-SLOWLY: Body = GATE_OFF | {"num_draft_tokens": 1}
 
 
 def check_penalties(server: Server, right: Reference, draft: Body, seed: Body) -> None:
@@ -277,23 +153,6 @@ def test_predicted_outputs(client: openai.OpenAI, right: Reference, parts: tuple
     assert usage.completion_tokens == expected.usage["completion_tokens"]
 
 
-class Reader(threading.Thread):
-    """A client that reads a stream; it is made when the first piece has come."""
-
-    def __init__(self, server: Server, request: Request) -> None:
-        super().__init__()
-        self.pieces = follow(server, request.path, request.body | request.draft)
-        self.text = next(self.pieces)
-        self.start()
-
-    def run(self) -> None:
-        self.text += "".join(self.pieces)
-
-
-def drafted(request: Request, draft: Body) -> Request:
-    return Request(request.path, request.body, draft, "SuffixStrategy")
-
-
 def check_turns(server: Server, right: Reference, long: Request, short: Request) -> None:
     """A short request that comes later is answered while a long one goes on, and both texts are right."""
     reader = Reader(server, long)
@@ -312,24 +171,10 @@ def test_nobody_waits_for_another(server: Server, right: Reference, long_draft: 
     check_turns(server, right, drafted(LONG, long_draft), drafted(SHORT, short_draft))
 
 
-@with_fault(draft_without_turns)
+@with_fault(draft_one_by_one)
 def test_waiting_is_found(broken: Server, right: Reference) -> None:
     with pytest.raises(AssertionError, match="wait"):
         check_turns(broken, right, drafted(LONG, SLOWLY), SHORT)
-
-
-def test_more_than_may_be_drafted(server: Server, right: Reference) -> None:
-    """By default two requests are drafted at a time; the third one says why it is not."""
-    readers = [Reader(server, drafted(LONG, SLOWLY)) for _ in range(2)]
-    answer = send(server, drafted(SHORT, GATE_OFF))
-    assert all(reader.is_alive() for reader in readers)
-    assert answer.draft["forwards"] == 0
-    assert BATCHED in answer.draft["reason"]
-    assert answer.text == right(SHORT).text
-    for reader in readers:
-        reader.join()
-        assert reader.text == right(LONG).text
-    assert "off, it was batched" in server.log
 
 
 MOD: Body = {"draft_type": "ngram-mod", "ngram_size": 6, "disable_adaptive_gate": True}

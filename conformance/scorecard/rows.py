@@ -75,7 +75,6 @@ ROWS = (
         (
             "test_command_line.py::test_contradictions_are_errors_before_a_model_is_loaded*",
             "test_server.py::test_wrong_fields_are_named",
-            "test_server.py::test_more_than_may_be_drafted",
             "test_server.py::test_the_line_in_the_log*",
         ),
     ),
@@ -110,7 +109,7 @@ ROWS = (
         "server",
         "entry points",
         "mlx_lm.server, with others and with any body",
-        ("test_server.py", "test_server_fuzz.py", "test_server_moves.py", "test_server_stops.py"),
+        ("test_server.py", "test_server_batches.py", "test_server_fuzz.py", "test_server_stops.py"),
     ),
     Row("upstream's tests", "upstream", "they pass as on the stock release", ("test_upstream.py",)),
     Row("surface", "upstream", "the suite knows all that the release has", ("test_surface.py",)),

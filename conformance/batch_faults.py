@@ -1,0 +1,239 @@
+"""Faults of drafts in a batch that are planted in the process of a server, and what shows them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+from mlx_lm import server
+from mlx_lm.draft import BlockCosts, options, verify
+from mlx_lm.draft import batch as drafts
+from mlx_lm.draft.batch import BatchPlanner, DraftedBatch
+from mlx_lm.draft.options import DraftOptions
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.models import llama
+from mlx_lm.models.cache import TokenBuffer
+
+# The package has a function of that name as well.
+GENERATE = import_module("mlx_lm.generate")
+# A device that waits for its memory, so that decisions depend on the tokens alone.
+CHEAP = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
+STOOD_STILL = "a stream stood still for passes, steps of prompts:"
+
+
+def keep_a_rejected_token() -> None:
+    alone, together = verify.trim_prompt_cache, drafts.trim_prompt_cache
+    verify.trim_prompt_cache = lambda cache, n: alone(cache, max(n - 1, 0))
+    drafts.trim_prompt_cache = lambda cache, n: together(cache, [max(each - 1, 0) for each in n])
+
+
+def leave_the_last_block() -> None:
+    """What was drafted after the last token of an answer stays in the cache."""
+    accept, trim = BlockVerifier.accept, drafts.trim_prompt_cache
+
+    def without_the_last(self: Any, n_accepted: int) -> None:
+        at_the_end = sys._getframe(1).f_code.co_name == "draft_generate_step"
+        accept(self, self._n_draft if at_the_end else n_accepted)
+
+    def trim_what_goes_on(cache: Any, n: list[int]) -> None:
+        rows = sys._getframe(1).f_locals["self"]._known
+        trim(cache, [0 if row.finish_reason else each for row, each in zip(rows, n, strict=True)])
+
+    BlockVerifier.accept = without_the_last
+    drafts.trim_prompt_cache = trim_what_goes_on
+
+
+def send_what_follows_a_stop_word() -> None:
+    """All that was accepted of a block is sent."""
+    end = DraftedBatch._end
+
+    def end_late(self: Any, i: int, draws: Any) -> Any:
+        row = end(self, i, draws)
+        row.draws = draws
+        return row
+
+    DraftedBatch._end = end_late
+
+
+def forget_parts_of_stop_words() -> None:
+    """What was matched of a stop word in one block is forgotten in the next."""
+    end = DraftedBatch._end
+
+    def end_anew(self: Any, i: int, draws: Any) -> Any:
+        self._matchers[i] = self.stop_sequences[i].matcher()
+        return end(self, i, draws)
+
+    DraftedBatch._end = end_anew
+
+
+def show_no_prompt() -> None:
+    """Penalties look back on the answer only."""
+    GENERATE.TokenBuffer = lambda *_: TokenBuffer()
+
+
+def show_no_accepted_tokens() -> None:
+    """Penalties do not look back on what was drafted."""
+    draw = DraftedBatch._draw
+
+    def draw_blindly(self: Any, i: int, logits: Any, token: Any) -> Any:
+        context = self._token_context[i]
+        if sys._getframe(1).f_code.co_name == "_read_block":
+            self._token_context[i] = SimpleNamespace(update_and_fetch=lambda _: context.tokens)
+        drawn = draw(self, i, logits, token)
+        self._token_context[i] = context
+        return drawn
+
+    DraftedBatch._draw = draw_blindly
+
+
+def lose_a_token_of_a_block() -> None:
+    """The text of a character may be the loss."""
+    respond = DraftedBatch._respond
+    DraftedBatch._respond = lambda self, *args: [each for i, each in enumerate(respond(self, *args)) if i != 1]
+
+
+def swap_the_statistics() -> None:
+    """Each row is told how much its neighbour accepted."""
+    accept = BatchPlanner.accept
+
+    def accept_and_swap(self: Any, uids: list[int], n_accepted: list[int], n_tokens: int) -> None:
+        accept(self, uids, n_accepted, n_tokens)
+        for uid, own, other in zip(uids, n_accepted, n_accepted[1:] + n_accepted[:1], strict=True):
+            if uid in self.rows:
+                self.rows[uid].stats.accepted += other - own
+
+    BatchPlanner.accept = accept_and_swap
+
+
+def price_blocks() -> None:
+    """Not a fault: blocks cost what a table says, whatever the machine does."""
+    drafts.block_costs = options.block_costs = lambda _: CHEAP
+
+
+def never_draft_again() -> None:
+    """Once more than two requests were decoded at a time."""
+    price_blocks()
+    plan = BatchPlanner.plan
+
+    def plan_for_few(self: Any, uids: list[int], limits: list[int]) -> Any:
+        if len(uids) > 2:
+            self.give_up("there were many")
+        return plan(self, uids, limits)
+
+    BatchPlanner.plan = plan_for_few
+
+
+def draft_one_by_one() -> None:
+    """A request that is drafted is served alone, from its start to its end."""
+    batchable = server.ResponseGenerator._is_batchable
+    server.ResponseGenerator._is_batchable = lambda self, args: not args.draft and batchable(self, args)
+
+
+def count_passes() -> None:
+    """Not a fault: print how long a stream of the batch stands still, when that is longer than before."""
+    passes, worst, in_prompt = [0, 0], [0, 0], [False]
+    call, prompt, step = llama.Model.__call__, GENERATE.PromptProcessingBatch.prompt, server.BatchGenerator.next
+
+    def call_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:
+        passes[in_prompt[0]] += 1
+        return call(self, *args, **kwargs)
+
+    def prompt_apart(self: Any, tokens: Any) -> None:
+        in_prompt[0] = True
+        prompt(self, tokens)
+        in_prompt[0] = False
+
+    def step_and_look(self: Any) -> Any:
+        prompts, answers = step(self)
+        seen = self.__dict__.setdefault("seen", {})
+        for uid in {answer.uid for answer in answers}:
+            still = [now - then for now, then in zip(passes, seen.get(uid, passes), strict=True)]
+            if any(a > b for a, b in zip(still, worst, strict=True)):
+                worst[:] = map(max, still, worst)
+                print(STOOD_STILL, *worst, file=sys.stderr, flush=True)
+            seen[uid] = list(passes)
+        return prompts, answers
+
+    llama.Model.__call__ = call_and_count
+    GENERATE.PromptProcessingBatch.prompt = prompt_apart
+    server.BatchGenerator.next = step_and_look
+
+
+def answer_in_bulk() -> None:
+    """The batch says nothing for eight passes."""
+    count_passes()
+    step = DraftedBatch.next
+    DraftedBatch.next = lambda self: [answer for _ in range(8) for answer in step(self)]
+
+
+# What a request says that is to fail, by what fails for it.
+FAILING: dict[str, dict[str, Any]] = {
+    "strategy": {"draft_type": "suffix", "num_draft_tokens": 13},
+    "sampler": {"temperature": 0.125},
+    "processor": {"repetition_penalty": 1.125},
+    "format": {"logprobs": True, "top_logprobs": 7},
+    "pass": {"presence_penalty": 0.125},
+}
+
+
+def _third_call_raises(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    calls = count(1)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 3:
+            raise ZeroDivisionError(f"the {what} raises")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def raise_for_some() -> None:
+    """Not a fault: what belongs to a request raises if the request is one of ``FAILING``."""
+    strategy, sampler = DraftOptions.make_strategy, server.make_sampler
+    processors, tops, call = server.make_logits_processors, server._format_top_logprobs, llama.Model.__call__
+
+    def make_strategy(self: Any, *args: Any) -> Any:
+        made = strategy(self, *args)
+        if self.num_draft_tokens == FAILING["strategy"]["num_draft_tokens"]:
+            made.propose = _third_call_raises("strategy", made.propose)
+        return made
+
+    def make_sampler(temp: float, **kwargs: Any) -> Any:
+        made = sampler(temp, **kwargs)
+        return _third_call_raises("sampler", made) if temp == FAILING["sampler"]["temperature"] else made
+
+    def make_processors(*args: Any) -> Any:
+        made = processors(*args)
+        if FAILING["processor"]["repetition_penalty"] in args:
+            made = [_third_call_raises("processor", each) for each in made]
+        if FAILING["pass"]["presence_penalty"] in args:
+            llama.Model.__call__ = _third_call_raises("pass", call)
+        return made
+
+    n_formatted = count(1)
+
+    def format_tops(logprobs: Any, n: int, tokenizer: Any) -> Any:
+        if n == FAILING["format"]["top_logprobs"] and next(n_formatted) % 3 == 0:
+            raise ZeroDivisionError("the format raises")
+        return tops(logprobs, n, tokenizer)
+
+    DraftOptions.make_strategy, server.make_sampler = make_strategy, make_sampler
+    server.make_logits_processors, server._format_top_logprobs = make_processors, format_tops
+
+
+def fail_together() -> None:
+    """What one row raises ends the others too."""
+    raise_for_some()
+    settle = DraftedBatch._settle
+
+    def settle_together(self: Any, ahead: bool = False) -> None:
+        settle(self, ahead)
+        for error in list(self.planner.errors.values()):
+            self.planner.errors = dict.fromkeys(self.uids, error)
+            self._known = [type(row)([], "error", True) for row in self._known]
+
+    DraftedBatch._settle = settle_together
