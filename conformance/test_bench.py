@@ -331,10 +331,19 @@ class Answers:
 
 
 def test_a_server_that_answers_otherwise_with_drafts_shows_no_speed() -> None:
-    same, other = (serving.compared(cast(Client, Answers(drafted)), 1, PLAN) for drafted in ("plain", "other"))
+    same, other = (
+        serving.compared(lambda draft_type, server=server: serving.burst(server, ["json"] * 2, draft_type, 3), 3)
+        for server in (cast(Client, Answers(drafted)) for drafted in ("plain", "other"))
+    )
     assert same["parity"]
     assert same["low"] <= same["speed"] <= same["high"]
     assert (other["parity"], other["speed"]) == (False, None)
+
+
+def test_four_copies_take_fewer_passes_where_blocks_are_cheap(subject: Subject) -> None:
+    row = serving.passes(subject, 40)
+    assert row["parity"]
+    assert row["speed"] > 2.5
 
 
 def test_a_workout_decodes_the_same_with_and_without_drafts() -> None:

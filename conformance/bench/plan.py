@@ -36,8 +36,6 @@ class Plan:
     swept: tuple[str, ...] = ("echo", "json_rag", "prose", "ambiguous")
     rates: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     clients: tuple[int, ...] = (1, 2, 4, 8)
-    # How many requests the server drafts at a time: its default, all. Where both mean all, the first is measured.
-    draft_limits: tuple[int, ...] = (2, 8)
 
 
 FULL = Plan()
@@ -58,7 +56,6 @@ QUICK = Plan(
     mod_lengths=(4,),
     rates=(0.0, 1.0),
     clients=(1, 2),
-    draft_limits=(2,),
 )
 
 

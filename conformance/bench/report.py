@@ -244,9 +244,11 @@ def peers(runs: Sequence[Run]) -> str:
 def serving(runs: Sequence[Run]) -> str:
     lines = []
     for row in rows(runs, "serving"):
-        labels = [row["model"], row["limit"], row["clients"]]
-        lines.append([*labels, row["plain_tps"], speed([row]), spread([row]), f"{row['share']:.0%}"])
-    head = ["model", "drafted at a time", "clients", "plain tokens/s", "speed", "spread", "requests drafted"]
+        # Of a series that drafted beside the batch, until that is measured again.
+        requests = row.get("requests") or f"copies, {row['limit']} drafted beside the batch"
+        plain, forwards = row.get("plain", row.get("plain_tps")), row.get("tokens_per_forward")
+        lines.append([row["model"], requests, row["clients"], plain, speed([row]), spread([row]), forwards])
+    head = ["model", "requests", "clients", "plain", "speed", "spread", "tokens a forward"]
     return table(head, lines)
 
 

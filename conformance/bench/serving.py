@@ -1,7 +1,7 @@
-"""The server under several clients at once, drafted and not, and where batching gains more than drafts do.
+"""The server under several clients at once: what drafts in the batch are worth over plain batching.
 
-All clients ask at once for edits that the fixture can do, first without drafts, which are batched, then with drafts.
-There is one server for each limit on the number of requests that are drafted at a time.
+A plain and a drafted run take turns in one process, and each ratio is of two that are neighbours. Clients copy, or some
+copy and others do not, or one comes while four are answered. The prompt cache is off: every run starts from nothing.
 """
 
 from __future__ import annotations
@@ -9,62 +9,91 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from mlx_lm.draft import BlockCosts
+from mlx_lm.draft.batch import BatchPlanner
+from mlx_lm.generate import batch_generate
 
 from conformance.bench import models
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import Plan, Progress
+from conformance.mixed import follow
 from conformance.prompts import PROMPTS
-from conformance.serving import Client, serve
+from conformance.serving import CHAT, Client, serve
 
-EDITS = ["rename", "json"]
+COPIES, OTHERS = ("rename", "json"), ("nothing_to_copy",)
+# Clients that are answered when one more comes, and rows whose passes are counted.
+BUSY = 4
+# A device that waits for its memory: a block costs little more than a token.
+CHEAP = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
 
 
 @dataclass
 class Burst:
-    """What all clients were answered, the rate of all together, and the part of them that was drafted."""
+    """What all clients were answered, and a figure of theirs: the more the better."""
 
     texts: list[str]
-    tps: float
-    drafted: float
+    figure: float
+    tokens: int = 0
+    forwards: int = 0
 
 
-def ask(server: Client, i: int, draft_type: str, tokens: int) -> tuple[str, dict[str, Any]]:
-    body = {"messages": PROMPTS[EDITS[i % len(EDITS)]], "max_tokens": tokens, "draft_type": draft_type}
-    answer = server.post(body).json()
-    return answer["choices"][0]["message"]["content"], answer["usage"]
+def body(name: str, draft_type: str, tokens: int) -> dict[str, Any]:
+    return {"messages": PROMPTS[name], "max_tokens": tokens, "draft_type": draft_type}
 
 
-def burst(server: Client, clients: int, draft_type: str, tokens: int) -> Burst:
-    """One request of each client, all sent at once; the clock stops at the last answer."""
+def ask(server: Client, request: dict[str, Any]) -> tuple[str, dict[str, Any], float]:
     start = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda i: ask(server, i, draft_type, tokens), range(clients)))
+    answer = server.post(request).json()
+    return answer["choices"][0]["message"]["content"], answer["usage"], time.perf_counter() - start
+
+
+def burst(server: Client, names: Sequence[str], draft_type: str, tokens: int, watched: str = "") -> Burst:
+    """One request of each client, all sent at once: tokens a second of all, or of those that are ``watched``."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(len(names)) as pool:
+        answers = list(pool.map(lambda name: ask(server, body(name, draft_type, tokens)), names))
     seconds = time.perf_counter() - start
-    drafts = [usage.get("completion_tokens_details", {}).get("draft", {}) for _, usage in answers]
-    drafted = sum(draft.get("forwards", 0) > 0 for draft in drafts) / clients
-    total = sum(usage["completion_tokens"] for _, usage in answers)
-    return Burst([text for text, _ in answers], total / seconds, drafted)
+    drafts = [usage.get("completion_tokens_details", {}).get("draft", {}) for _, usage, _ in answers]
+    counts = [usage["completion_tokens"] for _, usage, _ in answers]
+    rates = [n / took for name, n, (_, _, took) in zip(names, counts, answers, strict=True) if name == watched]
+    figure = statistics.mean(rates) if rates else sum(counts) / seconds
+    forwards = sum(draft.get("forwards", 0) for draft in drafts)
+    return Burst([text for text, _, _ in answers], figure, sum(counts), forwards)
 
 
-def compared(server: Client, clients: int, plan: Plan) -> Row:
+def first_token(server: Client, draft_type: str, tokens: int) -> Burst:
+    """One more request comes while others are answered: passes a second from there to its first token."""
+    with ThreadPoolExecutor(BUSY) as pool:
+        busy = [follow(server, CHAT, body(COPIES[i % 2], draft_type, tokens)) for i in range(BUSY)]
+        begun = list(pool.map(next, busy))
+        start = time.perf_counter()
+        with closing(follow(server, CHAT, body("delete", draft_type, tokens))) as pieces:
+            first = next(pieces)
+            seconds = time.perf_counter() - start
+            rest = list(pool.map("".join, busy))
+            texts = [*map("".join, zip(begun, rest, strict=True)), first + "".join(islice(pieces, None))]
+    return Burst(texts, 1 / seconds)
+
+
+def compared(once: Callable[[str], Burst], repeats: int) -> Row:
     """Pairs of a plain burst and a drafted one. Without parity there is no speed."""
-    pairs = [
-        (burst(server, clients, "none", plan.tokens), burst(server, clients, "auto", plan.tokens))
-        for _ in range(plan.repeats)
-    ]
-    ratios = [drafted.tps / plain.tps for plain, drafted in pairs]
+    pairs = [(once("none"), once("auto")) for _ in range(repeats)]
+    ratios = [drafted.figure / plain.figure for plain, drafted in pairs]
     equal = all(each.texts == pairs[0][0].texts for pair in pairs for each in pair)
+    forwards = sum(drafted.forwards for _, drafted in pairs)
     return {
-        "clients": clients,
-        "plain_tps": statistics.median(plain.tps for plain, _ in pairs),
-        "share": statistics.mean(drafted.drafted for _, drafted in pairs),
+        "plain": statistics.median(plain.figure for plain, _ in pairs),
+        "tokens_per_forward": sum(drafted.tokens for _, drafted in pairs) / forwards if forwards else None,
         "parity": equal,
         "speed": statistics.median(ratios) if equal else None,
         "low": min(ratios) if equal else None,
@@ -82,17 +111,62 @@ def directory(subject: Subject) -> Iterator[str]:
         yield str(models.save(subject.model, Path(folder)))
 
 
+def counted(subject: Subject, rows: int, tokens: int, **drafting: Any) -> tuple[int, list[list[int]]]:
+    """The forward passes that decode so many copies together, and their tokens."""
+    passes, count = [0], BatchPlanner.count
+
+    def count_one(planner: BatchPlanner, uids: list[int]) -> None:
+        passes[0] += 1
+        count(planner, uids)
+
+    prompts = [subject.encode(PROMPTS[COPIES[i % 2]]) for i in range(rows)]
+    with patch.object(BatchPlanner, "count", count_one):
+        answers = batch_generate(
+            subject.model, subject.tokenizer, prompts, max_tokens=tokens, return_token_ids=True, **drafting
+        )
+    return passes[0], answers.token_ids
+
+
+def passes(subject: Subject, tokens: int) -> Row:
+    """How many times fewer forward passes four copies take where blocks are nearly free."""
+    plain, drafted = (counted(subject, BUSY, tokens, **drafting) for drafting in ({}, drafts_at(CHEAP)))
+    equal = plain[1] == drafted[1]
+    row = {"requests": "copies, passes at the costs of a GPU", "clients": BUSY, "plain": plain[0], "parity": equal}
+    ratio = plain[0] / drafted[0] if equal else None
+    total = sum(map(len, drafted[1]))
+    return row | {"speed": ratio, "low": ratio, "high": ratio, "tokens_per_forward": total / drafted[0] / BUSY}
+
+
+def drafts_at(costs: BlockCosts) -> dict[str, Any]:
+    return {"draft_type": "auto", "draft_costs": costs}
+
+
+def cases(server: Client, plan: Plan) -> Iterator[tuple[str, int, Callable[[str], Burst]]]:
+    """What is compared: a name, the number of clients, and one run of it."""
+    for clients in plan.clients:
+        names = [COPIES[i % 2] for i in range(clients)]
+        yield "copies", clients, lambda draft_type, names=names: burst(server, names, draft_type, plan.tokens)
+    mixed = [*COPIES, *OTHERS, *OTHERS]
+    for watched, what in (("", "copies and others"), (OTHERS[0], "copies and others, the others alone")):
+        yield (
+            what,
+            len(mixed),
+            lambda draft_type, watched=watched: burst(server, mixed, draft_type, plan.tokens, watched),
+        )
+    yield "first token beside copies", BUSY + 1, lambda draft_type: first_token(server, draft_type, plan.tokens)
+
+
 def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """A row for each limit and number of clients."""
-    with directory(subject) as model:
-        for limit in plan.draft_limits:
-            with serve("--draft-concurrency", str(limit), model=model) as server:
-                # The first requests compile, and measure what blocks cost.
-                burst(server, 2, "auto", plan.tokens)
-                for clients in plan.clients:
-                    if limit != min(plan.draft_limits) and clients <= min(plan.draft_limits):
-                        continue
-                    row = compared(server, clients, plan)
-                    shown = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
-                    progress(f"serving: {limit} drafted at a time, {clients} clients: {shown}")
-                    yield subject.labels() | {"limit": limit, "batch": clients} | row
+    """A row for each kind and number of clients."""
+    row = passes(subject, plan.tokens)
+    progress(f"serving: {row['requests']}: {row['plain']} plain, {row['speed'] or 0:.2f} times fewer")
+    yield subject.labels() | {"batch": BUSY} | row
+    with directory(subject) as model, serve("--prompt-cache-size", "0", model=model) as server:
+        # The first requests compile, and from them it learns what blocks cost.
+        burst(server, COPIES, "auto", plan.tokens)
+        burst(server, COPIES * 2, "auto", plan.tokens)
+        for requests, clients, once in cases(server, plan):
+            row = compared(once, plan.repeats) | {"requests": requests, "clients": clients}
+            shown = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
+            progress(f"serving: {requests}, {clients} clients: {shown}")
+            yield subject.labels() | {"batch": clients} | row
