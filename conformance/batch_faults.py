@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from mlx_lm import server
-from mlx_lm.draft import BlockCosts, options, verify
+from mlx_lm.draft import BlockCosts, batch_planner, options, verify
 from mlx_lm.draft import batch as drafts
-from mlx_lm.draft.batch import BatchPlanner, DraftedBatch
+from mlx_lm.draft.batch import DraftedBatch
+from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.draft.options import DraftOptions
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models import llama
@@ -53,7 +54,7 @@ def send_what_follows_a_stop_word() -> None:
 
     def end_late(self: Any, i: int, draws: Any) -> Any:
         row = end(self, i, draws)
-        row.draws = draws
+        row.draws = draws if row.finish_reason == "stop" else row.draws
         return row
 
     DraftedBatch._end = end_late
@@ -81,7 +82,7 @@ def show_no_accepted_tokens() -> None:
 
     def draw_blindly(self: Any, i: int, logits: Any, token: Any) -> Any:
         context = self._token_context[i]
-        if sys._getframe(1).f_code.co_name == "_read_block":
+        if sys._getframe(1).f_locals.get("n", 0) > 0:
             self._token_context[i] = SimpleNamespace(update_and_fetch=lambda _: context.tokens)
         drawn = draw(self, i, logits, token)
         self._token_context[i] = context
@@ -93,7 +94,11 @@ def show_no_accepted_tokens() -> None:
 def lose_a_token_of_a_block() -> None:
     """The text of a character may be the loss."""
     respond = DraftedBatch._respond
-    DraftedBatch._respond = lambda self, *args: [each for i, each in enumerate(respond(self, *args)) if i != 1]
+
+    def respond_with_less(self: Any, *args: Any) -> Any:
+        return [each for i, each in enumerate(respond(self, *args)) if i != 1 or each.finish_reason]
+
+    DraftedBatch._respond = respond_with_less
 
 
 def swap_the_statistics() -> None:
@@ -111,7 +116,7 @@ def swap_the_statistics() -> None:
 
 def price_blocks() -> None:
     """Not a fault: blocks cost what a table says, whatever the machine does."""
-    drafts.block_costs = options.block_costs = lambda _: CHEAP
+    batch_planner.block_costs = options.block_costs = lambda _: CHEAP
 
 
 def never_draft_again() -> None:

@@ -15,7 +15,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device_costs
-from mlx_lm.draft.batch import BatchPlanner
+from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 
 from conformance.streams import VOCAB, Request, Stream, streams

@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from mlx_lm.draft import BlockCosts
-from mlx_lm.draft.batch import BatchPlanner
+from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.generate import batch_generate
 
 from conformance.bench import models
