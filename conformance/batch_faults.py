@@ -20,7 +20,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import TokenBuffer
 
 # The package has a function of that name as well.
-GENERATE = import_module("mlx_lm.generate")
+GENERATE: Any = import_module("mlx_lm.generate")
 # A device that waits for its memory, so that decisions depend on the tokens alone.
 CHEAP = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
 STOOD_STILL = "a stream stood still for passes, steps of prompts:"

@@ -12,6 +12,7 @@ import time
 import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -332,7 +333,7 @@ class Answers:
 
 def test_a_server_that_answers_otherwise_with_drafts_shows_no_speed() -> None:
     same, other = (
-        serving.compared(lambda draft_type, server=server: serving.burst(server, ["json"] * 2, draft_type, 3), 3)
+        serving.compared(partial(serving.burst, server, ["json"] * 2, tokens=3), PLAN.repeats)
         for server in (cast(Client, Answers(drafted)) for drafted in ("plain", "other"))
     )
     assert same["parity"]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ from conformance.mixed import follow
 from conformance.prompts import PROMPTS
 from conformance.serving import CHAT, Client, serve
 
-COPIES, OTHERS = ("rename", "json"), ("nothing_to_copy",)
+COPIES, OTHER = ("rename", "json"), "quote"
+# The fixture repeats itself unless it is kept from it, and from ending.
+NOT_AGAIN: dict[str, Any] = {"presence_penalty": 2.0, "frequency_penalty": 1.0, "logit_bias": {"0": -100, "4": -100}}
+NOT_AGAIN |= {"presence_context_size": 200, "frequency_context_size": 200}
 # Clients that are answered when one more comes, and rows whose passes are counted.
 BUSY = 4
 # A device that waits for its memory: a block costs little more than a token.
@@ -48,7 +52,8 @@ class Burst:
 
 
 def body(name: str, draft_type: str, tokens: int) -> dict[str, Any]:
-    return {"messages": PROMPTS[name], "max_tokens": tokens, "draft_type": draft_type}
+    fields = NOT_AGAIN if name == OTHER else {}
+    return {"messages": PROMPTS[name], "max_tokens": tokens, "draft_type": draft_type, **fields}
 
 
 def ask(server: Client, request: dict[str, Any]) -> tuple[str, dict[str, Any], float]:
@@ -131,7 +136,7 @@ def passes(subject: Subject, tokens: int) -> Row:
     """How many times fewer forward passes four copies take where blocks are nearly free."""
     plain, drafted = (counted(subject, BUSY, tokens, **drafting) for drafting in ({}, drafts_at(CHEAP)))
     equal = plain[1] == drafted[1]
-    row = {"requests": "copies, passes at the costs of a GPU", "clients": BUSY, "plain": plain[0], "parity": equal}
+    row = {"requests": "passes of copies at the costs of a GPU", "clients": BUSY, "plain": plain[0], "parity": equal}
     ratio = plain[0] / drafted[0] if equal else None
     total = sum(map(len, drafted[1]))
     return row | {"speed": ratio, "low": ratio, "high": ratio, "tokens_per_forward": total / drafted[0] / BUSY}
@@ -145,15 +150,12 @@ def cases(server: Client, plan: Plan) -> Iterator[tuple[str, int, Callable[[str]
     """What is compared: a name, the number of clients, and one run of it."""
     for clients in plan.clients:
         names = [COPIES[i % 2] for i in range(clients)]
-        yield "copies", clients, lambda draft_type, names=names: burst(server, names, draft_type, plan.tokens)
-    mixed = [*COPIES, *OTHERS, *OTHERS]
-    for watched, what in (("", "copies and others"), (OTHERS[0], "copies and others, the others alone")):
-        yield (
-            what,
-            len(mixed),
-            lambda draft_type, watched=watched: burst(server, mixed, draft_type, plan.tokens, watched),
-        )
-    yield "first token beside copies", BUSY + 1, lambda draft_type: first_token(server, draft_type, plan.tokens)
+        yield "copies", clients, partial(burst, server, names, tokens=plan.tokens)
+    mixed = [*COPIES, OTHER, OTHER]
+    yield "copies and others", len(mixed), partial(burst, server, mixed, tokens=plan.tokens)
+    alone = partial(burst, server, mixed, tokens=plan.tokens, watched=OTHER)
+    yield "copies and others, the others alone", len(mixed), alone
+    yield "first token beside copies", BUSY + 1, partial(first_token, server, tokens=plan.tokens)
 
 
 def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
