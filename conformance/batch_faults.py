@@ -233,12 +233,12 @@ def raise_for_some() -> None:
 def fail_together() -> None:
     """What one row raises ends the others too."""
     raise_for_some()
-    settle = DraftedBatch._settle
+    end = DraftedBatch._end
 
-    def settle_together(self: Any, ahead: bool = False) -> None:
-        settle(self, ahead)
-        for error in list(self.planner.errors.values()):
-            self.planner.errors = dict.fromkeys(self.uids, error)
-            self._known = [type(row)([], "error", True) for row in self._known]
+    def end_together(self: Any, i: int, draws: Any) -> Any:
+        row, errors = end(self, i, draws), self.planner.errors
+        for error in list(errors.values())[:1]:
+            self.planner.errors |= dict.fromkeys(self.uids, error)
+        return row
 
-    DraftedBatch._settle = settle_together
+    DraftedBatch._end = end_together

@@ -68,6 +68,11 @@ def answer(client: Client, body: dict[str, Any]) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
+def accepted(answer: dict[str, Any]) -> int:
+    draft: dict[str, int] = answer["usage"].get("completion_tokens_details", {}).get("draft", {})
+    return draft.get("accepted", 0)
+
+
 def plain(client: Client, wanted: list[dict[str, Any]]) -> list[str]:
     """What the bodies say without drafting; each prompt is decoded once."""
     told: dict[str, str] = {}
@@ -94,6 +99,11 @@ def test_the_server(tmp_path: Path, how: str) -> None:
         break_off(client, bodies()[6])
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda body: answer(client, body), bodies())) == right
+            # Drafts of several rows, which need not pay here.
+            ungated = [body | {"draft_type": "ngram-simple", "disable_adaptive_gate": True} for body in bodies()[:4]]
+            answers = [response.json() for response in pool.map(client.post, ungated)]
+        assert [each["choices"][0]["message"]["content"] for each in answers] == right[:4]
+        assert sum(map(accepted, answers)) > 0
         assert client.healthy()
 
 
