@@ -46,7 +46,7 @@ from conformance.workloads import chat, fenced
 # A prompt cache of the requests below takes 0.5 MiB and more. The allocator adds up to 15 MiB after the first hundred.
 GROWTH_PER_REQUEST = 0.2 * 2**20
 # How many passes, and steps of others' prompts, may come between two answers of the batch to one request.
-PASSES, STEPS = 4, 4
+PASSES, STEPS = 4, 2
 OPTIONS = ("--prompt-cache-size", "10", "--prefill-step-size", "32")
 
 
