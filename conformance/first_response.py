@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm import load, stream_generate
-from mlx_lm.draft import loop
+from mlx_lm.draft import costs
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.demo import FIXTURE
@@ -89,7 +89,7 @@ def main() -> int:
     if args.fault is not None:
         FAULTS[args.fault]()
     # Nothing is learned from a clock that stands still: the second response drafts as the first one did.
-    loop.time = SimpleNamespace(perf_counter=lambda: 0.0)
+    costs.time = SimpleNamespace(perf_counter=lambda: 0.0)
     model, tokenizer = load(str(FIXTURE))
     prompt = tokenizer.apply_chat_template(PROMPTS["rename"], add_generation_prompt=True)
     for drafting in ({}, {"draft_type": "auto"}, {"draft_type": "auto"}):
