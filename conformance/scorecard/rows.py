@@ -92,6 +92,12 @@ ROWS = (
         ("test_ranks.py", "test_ranks_served.py"),
     ),
     Row(
+        "C10 rows are alone",
+        "contracts",
+        "in a batch each row is what it is alone, whatever the others draft, cancel or raise",
+        ("test_batch_drafts.py",),
+    ),
+    Row(
         "architectures",
         "architectures",
         "each model file runs, drafts, rejects and goes on",

@@ -1,0 +1,355 @@
+"""Rows of a batch with drafts are what they are alone: pytest conformance/test_batch_drafts.py [-k NAME]
+
+Plain decoding says what that is. CONFORMANCE_PROFILE=full runs 2000 programs on each kind of cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+from hypothesis import Phase, settings
+from mlx_lm.draft import batch as drafts
+from mlx_lm.draft.batch import DraftedBatch
+from mlx_lm.draft.draws import BlockDraws
+from mlx_lm.draft.guard import Guard
+from mlx_lm.generate import BatchGenerator, GenerationBatch
+from mlx_lm.models.cache import BatchKVCache
+
+from conformance.architectures import build, make_cache, runnable
+from conformance.batch_programs import CLOSE, CLOSE_AFTER, FAMILIES, PROGRAMS, run_programs
+from conformance.batches import (
+    DRAFT,
+    FREE,
+    VOCAB,
+    Alone,
+    Answer,
+    Broken,
+    Drawing,
+    Partly,
+    Request,
+    Watching,
+    alone,
+    answers,
+    break_part,
+    until,
+)
+from conformance.faults import planted
+from conformance.replay import Run, gap, next_turn, noises, plain
+from conformance.speculation import model_of, mutant
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request, and how much of each draft is right; None for no drafts."""
+
+    length: int
+    share: float | None
+    n: int
+
+    @property
+    def prompt(self) -> list[int]:
+        return [(7 * i + 3 * self.length) % VOCAB for i in range(self.length)]
+
+
+# One prompt fills the windows and chunks of the tiny configurations, the answers of the others do.
+ROWS = (Row(21, 1.0, 30), Row(3, 0.5, 20), Row(9, 0.0, 10), Row(14, None, 10))
+
+
+# Upstream model faults, without the series too: a batch of prompts of several lengths is not its rows alone, as layers take
+# padding for tokens or columns for positions. With drafts it has to be the batch that it is without.
+NOT_ALONE = {
+    "afm7",
+    "baichuan_m1",
+    "bailing_moe_linear",
+    "jamba",
+    "longcat_flash_ngram",
+    "mamba",
+    "minimax_m3_vl",
+    "nemotron_h",
+    "recurrent_gemma",
+    "rwkv7",
+}
+
+
+def batched() -> list[str]:
+    """The architectures whose caches can be merged."""
+    return [name for name in runnable() if all(hasattr(cache, "merge") for cache in make_cache(build(name)))]
+
+
+def serve(model: Any, rights: list[Run], drafted: bool) -> list[Answer]:
+    requests = [Request(row.prompt, row.n) for row in ROWS]
+    for request, row, right in zip(requests, ROWS, rights, strict=True):
+        if drafted and row.share is not None:
+            request.strategy = Partly(row.prompt + [token for token, _ in right.steps], row.share)
+    return answers(BatchGenerator(model, draft_costs=FREE), requests)
+
+
+def complaints(name: str) -> list[str]:
+    """What a batch with drafts does not share with its rows alone; nothing if it is right."""
+    model = build(name)
+    rights = [plain(model, row.prompt, row.n) for row in ROWS]
+    together = serve(model, rights, drafted=False)
+    alike = [one.tokens == [token for token, _ in right.steps] for one, right in zip(together, rights, strict=True)]
+    found = ["a batch without drafts"] if all(alike) == (name in NOT_ALONE) else []
+    if name in NOT_ALONE:
+        rights = [
+            Run(list(zip(one.tokens, one.rows, strict=True)), next_turn(model, one.last.prompt_cache))
+            for one in together
+        ]
+    drafted = serve(model, rights, drafted=True)
+    for row, right, without, got in zip(ROWS, rights, together, drafted, strict=True):
+        found += [f"{what} of {row}" for what in complaints_of(model, row, right, without, got)]
+    return found
+
+
+def complaints_of(model: Any, row: Row, right: Run, without: Answer, got: Answer) -> list[str]:
+    tokens, logprobs = (list(column) for column in zip(*right.steps, strict=True))
+    if got.tokens != tokens:
+        return ["tokens"]
+
+    def near(distance: float, n_noises: int) -> bool:
+        """To measure all of the noise takes as long as the rest, and most models have none."""
+        if distance <= n_noises * gap(without.rows, logprobs):
+            return True
+        return any(distance <= n_noises * one for one in noises(model, row.prompt, right))
+
+    checks = {
+        "log probabilities": near(gap(got.rows, logprobs), 8),
+        "finish reason": got.last.finish_reason == without.last.finish_reason == "length",
+        "tokens that are held": got.last.all_tokens == row.prompt + tokens,
+        "cache": near(gap(next_turn(model, got.last.prompt_cache), right.after), 128),
+        "statistics": are_told(row, got),
+    }
+    return [check for check, holds in checks.items() if not holds]
+
+
+def are_told(row: Row, got: Answer) -> bool:
+    """Whether the statistics of a row are those of its script, in one pass for each block."""
+    n_right, stats = sum(got.drafted), got.last.draft
+    if row.share is None:
+        return n_right == 0 and stats is None
+    counted = bool(stats.accepted == n_right <= stats.drafted and stats.forwards <= row.n + 1 - n_right)
+    return counted and (n_right > 0) == (row.share > 0) and stats.drafted > 0 and stats.reason is None
+
+
+@pytest.mark.parametrize("name", batched())
+def test_rows_are_alone(name: str) -> None:
+    """Rows that accept all, half and nothing of their drafts, and one without any."""
+    assert complaints(name) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_programs(family: str) -> None:
+    run_programs(family)
+
+
+@cache
+def right_of(family: str, length: int, temperature: float = 0, processed: bool = False) -> tuple[list[int], Alone]:
+    """A prompt, and what it is alone."""
+    prompt = Row(length, None, 0).prompt
+    processors = [Watching()] if processed else []
+    return prompt, alone(model_of(family).model, prompt, 30, temperature, processors)
+
+
+def holds(model: Any, answer: Answer, prompt: list[int], right: list[int]) -> bool:
+    """Whether the cache of an answer is one that was fed the prompt and the answer."""
+    layers = make_cache(model)
+    model(mx.array([prompt + right]), cache=layers)
+    near = gap(next_turn(model, answer.last.prompt_cache), next_turn(model, layers)) < CLOSE_AFTER
+    return near and answer.last.all_tokens == prompt + right
+
+
+def check_ends(family: str) -> None:
+    """A limit or a stop sequence at every place of the first blocks; all rows of one batch."""
+    model, requests = model_of(family).model, []
+    for n in range(1, 2 * DRAFT):
+        prompt, right = right_of(family, 3 + n)
+        script = prompt + right.tokens
+        stop = right.tokens[max(n - 2, 0) : n]
+        requests += [Request(prompt, n, Partly(script, 1.0)), Request(prompt, 30, Partly(script, 1.0), stop=stop)]
+    for request, got in zip(requests, answers(BatchGenerator(model, draft_costs=FREE), requests), strict=True):
+        prompt, right = right_of(family, len(request.prompt))
+        tokens, reason = until(right.tokens, request.max_tokens, request.stop)
+        assert (got.tokens, got.last.finish_reason) == (tokens, reason)
+        assert holds(model, got, prompt, tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_end_inside_a_block(family: str) -> None:
+    check_ends(family)
+
+
+def check_draws(family: str) -> None:
+    """Each sampler and each logits processor runs once a token, in order, and sees the row alone."""
+    model, n = model_of(family).model, 12
+    kinds = [(t, p, s) for t in (0.0, 1.0) for p in (False, True) for s in (None, 0.0, 0.5, 1.0)]
+    requests = []
+    for i, (temperature, processed, share) in enumerate(kinds):
+        prompt, right = right_of(family, 1 + i, temperature, processed)
+        script = None if share is None else Partly(prompt + right.tokens, share)
+        sampler, processors = Drawing(temperature) if temperature else None, [Watching()] if processed else []
+        requests.append(Request(prompt, n, script, sampler, processors))
+    got = answers(BatchGenerator(model, draft_costs=FREE), requests)
+    for request, answer, (temperature, processed, _) in zip(requests, got, kinds, strict=True):
+        prompt, right = right_of(family, len(request.prompt), temperature, processed)
+        assert answer.tokens == right.tokens[:n]
+        assert gap(answer.rows, right.rows[:n]) < CLOSE
+        for processor in request.processors:
+            shown = [prompt + right.tokens[:i] for i in range(n + 1)]
+            assert n <= len(processor.histories)
+            assert processor.histories == shown[: len(processor.histories)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_draws_are_alone(family: str) -> None:
+    check_draws(family)
+
+
+def others(family: str) -> list[tuple[Request, Alone]]:
+    """A row that accepts half, one that accepts nothing, and one without drafts that is drawn by chance."""
+    found = []
+    for length, share, temperature in ((21, 0.5, 0.0), (6, 0.0, 0.0), (9, None, 1.0)):
+        prompt, right = right_of(family, length, temperature)
+        script = None if share is None else Partly(prompt + right.tokens, share)
+        found.append((Request(prompt, 20, script, Drawing(temperature) if temperature else None), right))
+    return found
+
+
+def check_failure(part: str, at: int, n_broken: int = 1) -> None:
+    """Rows whose sampler, processor or strategy raises end with what it raised, the others are as they are alone."""
+    model = model_of("llama").model
+    generator = BatchGenerator(model, draft_costs=FREE)
+    prompt, right = right_of("llama", 4)
+    broken = [Request(prompt, 30, Partly(prompt + right.tokens, 1.0)) for _ in range(n_broken)]
+    for request in broken:
+        break_part(request, part, at)
+    rest = others("llama") if n_broken == 1 else []
+    got = answers(generator, [*broken, *(request for request, _ in rest)])
+    for answer in got[:n_broken]:
+        assert answer.last.finish_reason == "error"
+        assert isinstance(answer.last.error, Broken) or isinstance(answer.last.error.__cause__, Broken)
+        assert answer.tokens == right.tokens[: len(answer.tokens)]
+        assert part not in ("sampler", "processor") or len(answer.tokens) <= at
+    # The next request finds nothing of it.
+    for served, (request, alone_) in [*zip(got[n_broken:], rest, strict=True), *after(generator, rest)]:
+        assert served.tokens == alone_.tokens[: request.max_tokens]
+        assert served.last.finish_reason == "length"
+        assert holds(model, served, list(request.prompt), served.tokens)
+
+
+def after(generator: BatchGenerator, rest: list[tuple[Request, Alone]]) -> list[tuple[Answer, tuple[Request, Alone]]]:
+    """What a generator answers the same requests, later."""
+    again = others("llama")
+    return list(zip(answers(generator, [request for request, _ in again]), again, strict=True))
+
+
+PARTS = ["sampler", "processor", "propose", "observe", "accept"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_failure_is_alone(part: str, at: int) -> None:
+    check_failure(part, at)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_all_rows_fail(part: str) -> None:
+    check_failure(part, 2, n_broken=3)
+
+
+drop = drafts.trim_prompt_cache
+filter_rows, make_mask, update = DraftedBatch.filter, BatchKVCache.make_mask, BatchKVCache.update_and_fetch
+
+
+def keep_a_token_too_many(cache: list[Any], n: list[int]) -> None:
+    drop(cache, [max(m - 1, 0) for m in n])
+
+
+def trim_alike(cache: list[Any], n: list[int]) -> None:
+    drop(cache, min(n))
+
+
+def take_rows_to_end_alike(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with patch.object(self, "_behind", None):
+            return function(self, *args, **kwargs)
+
+    return method
+
+
+def filter_and_forget(self: Any, keep: list[int]) -> None:
+    """What was read of the rows that stay, and not returned yet, is lost."""
+    filter_rows(self, keep)
+    self._known = None
+
+
+keep_the_padding = mutant(
+    DraftedBatch._trim,
+    "[n_tokens - n for n in n_kept]",
+    "[1 + len(draft) - n for draft, n in zip(block.drafts, n_kept)]",
+)
+stop_after_the_block = mutant(
+    DraftedBatch._end,
+    "while reason is None and n < len(draws):\n        reason = self._finish_reason(i, draws[n][0])",
+    "while n < len(draws):\n        reason = self._finish_reason(i, draws[n][0]) or reason",
+)
+show_the_whole_block = mutant(BlockDraws._draw_after, "self._tokens[i, n : n + 1]", "self._tokens[i, n:]")
+draw_from_the_last_column = mutant(
+    BlockDraws.rows, "greedy[i][n], self._logprobs[i, n]", "greedy[i][n if drafts[i] else -1], self._logprobs[i, n]"
+)
+draw_what_is_rejected = mutant(
+    BlockDraws.rows,
+    "going_on = [i for i in going_on if rows[i][-1][2]]",
+    "rejected = [i for i in going_on if i in drawn and not rows[i][-1][2] and drafts[i][len(rows[i]) - 1 :]]\n"
+    "        for i in rejected:\n            self._draw_after(i, len(rows[i]))\n"
+    "        going_on = [i for i in going_on if rows[i][-1][2]]",
+)
+# A fault is found in far fewer programs, and need not be made short.
+SEARCH = settings(parent=PROGRAMS, max_examples=200, derandomize=True, phases=[Phase.generate])
+
+
+def check_rows(name: str) -> None:
+    assert complaints(name) == []
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "rows": lambda: check_rows("llama"),
+    "rows of windows": lambda: check_rows("gemma3_text"),
+    "rows of states": lambda: check_rows("qwen3_next"),
+    "ends": lambda: check_ends("llama"),
+    "draws": lambda: check_draws("llama"),
+    "failures": lambda: check_failure("sampler", 1),
+    "programs": lambda: run_programs("llama", SEARCH),
+}
+
+
+@planted(
+    ("rows", drafts, "trim_prompt_cache", keep_a_token_too_many),
+    ("rows of windows", drafts, "trim_prompt_cache", keep_a_token_too_many),
+    ("rows of states", drafts, "trim_prompt_cache", keep_a_token_too_many),
+    ("rows", drafts, "trim_prompt_cache", trim_alike),
+    ("rows of windows", drafts, "trim_prompt_cache", trim_alike),
+    ("rows of states", drafts, "trim_prompt_cache", trim_alike),
+    ("rows", DraftedBatch, "_trim", keep_the_padding),
+    ("rows", BlockDraws, "rows", draw_from_the_last_column),
+    ("rows", BatchKVCache, "make_mask", take_rows_to_end_alike(make_mask)),
+    ("rows", BatchKVCache, "update_and_fetch", take_rows_to_end_alike(update)),
+    ("ends", DraftedBatch, "_end", stop_after_the_block),
+    ("draws", BlockDraws, "_draw_after", show_the_whole_block),
+    ("draws", BlockDraws, "rows", draw_what_is_rejected),
+    ("failures", Guard, "__call__", lambda self, *args: self._function(*args)),
+    ("programs", DraftedBatch, "filter", filter_and_forget),
+    ("programs", DraftedBatch, "extract_cache", GenerationBatch.extract_cache),
+)
+def test_a_planted_fault_is_found(where: str) -> None:
+    errors = (AssertionError, AttributeError, ValueError, IndexError, RuntimeError, TypeError, Broken)
+    with pytest.raises(errors):
+        CHECKS[where]()
