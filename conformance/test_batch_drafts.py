@@ -61,22 +61,15 @@ class Row:
 
 # One prompt fills the windows and chunks of the tiny configurations, the answers of the others do.
 ROWS = (Row(21, 1.0, 30), Row(3, 0.5, 20), Row(9, 0.0, 10), Row(14, None, 10))
-
-
-# Upstream model faults, without the series too: a batch of prompts of several lengths is not its rows alone, as layers take
-# padding for tokens or columns for positions. With drafts it has to be the batch that it is without.
-NOT_ALONE = {
-    "afm7",
-    "baichuan_m1",
-    "bailing_moe_linear",
-    "jamba",
-    "longcat_flash_ngram",
-    "mamba",
-    "minimax_m3_vl",
-    "nemotron_h",
-    "recurrent_gemma",
-    "rwkv7",
-}
+# Upstream model faults, with drafts or without. Here a block is wrong once the window is full:
+SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None, 6))}
+# layers take padding for tokens, so a batch of prompts of several lengths is not its rows, but the same with drafts;
+PADDED = {"baichuan_m1", "bailing_moe_linear", "jamba", "longcat_flash_ngram"}
+PADDED |= {"mamba", "nemotron_h", "recurrent_gemma", "rwkv7"}
+# layers take columns for positions, or no batch of two with padding at all, so each row is served on its own.
+ONE_BY_ONE = {"afm7", "minimax_m3_vl", "gemma2", "gpt_bigcode"}
+# What another order of sums makes of float32 logits, in an attention with padding.
+ROUNDING = 1e-5
 
 
 def batched() -> list[str]:
@@ -84,28 +77,33 @@ def batched() -> list[str]:
     return [name for name in runnable() if all(hasattr(cache, "merge") for cache in make_cache(build(name)))]
 
 
-def serve(model: Any, rights: list[Run], drafted: bool) -> list[Answer]:
-    requests = [Request(row.prompt, row.n) for row in ROWS]
-    for request, row, right in zip(requests, ROWS, rights, strict=True):
-        if drafted and row.share is not None:
-            request.strategy = Partly(row.prompt + [token for token, _ in right.steps], row.share)
-    return answers(BatchGenerator(model, draft_costs=FREE), requests)
+def serve(name: str, model: Any, rights: list[Run], drafted: bool) -> list[Answer]:
+    requests = []
+    for row, right in zip(rows_of(name), rights, strict=True):
+        script = Partly(row.prompt + [token for token, _ in right.steps], row.share or 0)
+        requests.append(Request(row.prompt, row.n, script if drafted and row.share is not None else None))
+    groups = [[request] for request in requests] if name in ONE_BY_ONE else [requests]
+    return [answer for group in groups for answer in answers(BatchGenerator(model, draft_costs=FREE), group)]
+
+
+def rows_of(name: str) -> tuple[Row, ...]:
+    return SHORT.get(name, ROWS)
 
 
 def complaints(name: str) -> list[str]:
     """What a batch with drafts does not share with its rows alone; nothing if it is right."""
     model = build(name)
-    rights = [plain(model, row.prompt, row.n) for row in ROWS]
-    together = serve(model, rights, drafted=False)
+    rights = [plain(model, row.prompt, row.n) for row in rows_of(name)]
+    together = serve(name, model, rights, drafted=False)
     alike = [one.tokens == [token for token, _ in right.steps] for one, right in zip(together, rights, strict=True)]
-    found = ["a batch without drafts"] if all(alike) == (name in NOT_ALONE) else []
-    if name in NOT_ALONE:
+    found = ["a batch without drafts"] if all(alike) == (name in PADDED) else []
+    if name in PADDED:
         rights = [
             Run(list(zip(one.tokens, one.rows, strict=True)), next_turn(model, one.last.prompt_cache))
             for one in together
         ]
-    drafted = serve(model, rights, drafted=True)
-    for row, right, without, got in zip(ROWS, rights, together, drafted, strict=True):
+    drafted = serve(name, model, rights, drafted=True)
+    for row, right, without, got in zip(rows_of(name), rights, together, drafted, strict=True):
         found += [f"{what} of {row}" for what in complaints_of(model, row, right, without, got)]
     return found
 
@@ -121,11 +119,12 @@ def complaints_of(model: Any, row: Row, right: Run, without: Answer, got: Answer
             return True
         return any(distance <= n_noises * one for one in noises(model, row.prompt, right))
 
+    after = gap(next_turn(model, got.last.prompt_cache), right.after)
     checks = {
         "log probabilities": near(gap(got.rows, logprobs), 8),
         "finish reason": got.last.finish_reason == without.last.finish_reason == "length",
         "tokens that are held": got.last.all_tokens == row.prompt + tokens,
-        "cache": near(gap(next_turn(model, got.last.prompt_cache), right.after), 128),
+        "cache": after < ROUNDING or near(after, 128),
         "statistics": are_told(row, got),
     }
     return [check for check, holds in checks.items() if not holds]
@@ -152,11 +151,13 @@ def test_programs(family: str) -> None:
 
 
 @cache
-def right_of(family: str, length: int, temperature: float = 0, processed: bool = False) -> tuple[list[int], Alone]:
+def right_of(
+    family: str, length: int, temperature: float = 0, processed: bool = False, n: int = 30
+) -> tuple[list[int], Alone]:
     """A prompt, and what it is alone."""
     prompt = Row(length, None, 0).prompt
     processors = [Watching()] if processed else []
-    return prompt, alone(model_of(family).model, prompt, 30, temperature, processors)
+    return prompt, alone(model_of(family).model, prompt, n, temperature, processors)
 
 
 def holds(model: Any, answer: Answer, prompt: list[int], right: list[int]) -> bool:
@@ -249,6 +250,44 @@ def after(generator: BatchGenerator, rest: list[tuple[Request, Alone]]) -> list[
     """What a generator answers the same requests, later."""
     again = others("llama")
     return list(zip(answers(generator, [request for request, _ in again]), again, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_longest_blocks(family: str) -> None:
+    """All of a draft of a hundred tokens is right, and none of it."""
+    model, n = model_of(family).model, 100
+    prompt, right = right_of(family, 5, n=n)
+    scripts = [Partly(prompt + right.tokens, share) for share in (1.0, 0.0)]
+    requests = [Request(prompt, n, scripts[0], num_draft_tokens=n), Request(prompt, 6, scripts[1], num_draft_tokens=n)]
+    for request, got in zip(requests, answers(BatchGenerator(model), requests), strict=True):
+        assert got.tokens == right.tokens[: request.max_tokens]
+        assert got.last.draft.reason is None
+        assert holds(model, got, prompt, got.tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_that_cannot_be_trimmed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is drafted any more, which is said, and the block with drafts leaves no trace."""
+    monkeypatch.setattr(drafts, "can_trim_prompt_cache", lambda *_: False)
+    model = model_of(family).model
+    requests = others(family)
+    for (request, right), got in zip(
+        requests, answers(BatchGenerator(model, draft_costs=FREE), [request for request, _ in requests]), strict=True
+    ):
+        assert got.tokens == right.tokens[: request.max_tokens]
+        assert not any(got.drafted)
+        assert got.last.draft is None or got.last.draft.reason == "the cache cannot be trimmed by row"
+        assert holds(model, got, list(request.prompt), got.tokens)
+
+
+def test_rows_without_values() -> None:
+    """An indexer caches keys only: its values have no width. Writing them by row ended the process."""
+    cache, keys = BatchKVCache([0, 0]), mx.zeros((2, 1, 3, 4))
+    for n in ([1, 0], [0, 2]):
+        cache.update_and_fetch(keys, keys[..., :0])
+        cache.trim(n)
+    assert [one.shape for one in cache.update_and_fetch(keys, keys[..., :0])] == [(2, 1, 8, 4), (2, 1, 8, 0)]
+    mx.eval(cache.keys, cache.values)
 
 
 PARTS = ["sampler", "processor", "propose", "observe", "accept"]
