@@ -23,8 +23,9 @@ pytestmark = pytest.mark.patched_source
 MAX_VARIANTS = 5
 HEADINGS = ["Fixes", "Primitives", "Drafting", "Wiring"]
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Can be dropped when"]
-# Lines of code that are added, tests not counted: more is not read. Below 3,300 of them all would be better.
-MAX_LINES, MAX_MEDIAN, MAX_PATCH = 3650, 60, 350
+# Lines of code that are added, tests not counted: more is not read. Below 3,300 without those of batches, which are some
+# 850, would be better.
+MAX_LINES, MAX_MEDIAN, MAX_PATCH = 4450, 60, 350
 # The field has other words for these: accept, verify, trim, block, length, cost, shorten.
 OTHER_WORDS = re.compile(
     r"\b(settl(?:e[sd]?|ing)|redo(?:es|ne|ing)?|push(?:e[sd]|ing)?|rooms?|charg(?:e[sd]?|ing)|rewind(?:s|ing)?|rewound"
