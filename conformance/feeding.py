@@ -68,7 +68,13 @@ def feed_rows(cache: Any, block: Block) -> tuple[Any, list[Block]]:
     visible = mx.broadcast_to(mask, shape)[:, 0].tolist()
     tokens = keys[:, 0, :, 0].tolist()
     assert tokens == (-values[:, 0, :, 0]).tolist()
-    return (tokens, visible), [[chosen(row, q) for q in queries] for row, queries in zip(tokens, visible, strict=True)]
+    seen = [[chosen(row, q) for q in queries] for row, queries in zip(tokens, visible, strict=True)]
+    # What no query of a row sees may be anything, as the columns behind its last token are.
+    shown = [
+        [token if any(column) else PAD for token, *column in zip(row, *queries, strict=True)]
+        for row, queries in zip(tokens, visible, strict=True)
+    ]
+    return (shown, visible), seen
 
 
 def chosen(tokens: list[float], visible: list[bool]) -> list[int]:

@@ -116,7 +116,7 @@ class BatchMachine(CacheMachine):
             reference.drop(wanted)
         self.world.droppable = 0
         for cache, rows in self.world.rows():
-            # Where the numbers differ, the rows are aligned again.
+            # Where the numbers differ, rows before the block may be written again.
             self.world.cut(cache, rows if len(set(wanted)) == 1 else -1)
         self.probe()
 
