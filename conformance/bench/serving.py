@@ -1,7 +1,8 @@
 """The server under several clients at once: what drafts in the batch are worth over plain batching.
 
 A plain and a drafted run take turns in one process, and each ratio is of two that are neighbours. Clients copy, or some
-copy and others do not, or one comes while four are answered. The prompt cache is off: every run starts from nothing.
+copy and others do not: these prompts are cached, so that what is compared is decoding. Or one comes while four are
+answered, with a prompt that is not cached.
 """
 
 from __future__ import annotations
@@ -146,8 +147,11 @@ def drafts_at(costs: BlockCosts) -> dict[str, Any]:
     return {"draft_type": "auto", "draft_costs": costs}
 
 
-def cases(server: Client, plan: Plan) -> Iterator[tuple[str, int, Callable[[str], Burst]]]:
-    """What is compared: a name, the number of clients, and one run of it."""
+Cases = Iterator[tuple[str, int, Callable[[str], Burst]]]
+
+
+def decoding(server: Client, plan: Plan) -> Cases:
+    """What is compared once all prompts are cached: a name, the number of clients, and one run of it."""
     for clients in plan.clients:
         names = [COPIES[i % 2] for i in range(clients)]
         yield "copies", clients, partial(burst, server, names, tokens=plan.tokens)
@@ -155,6 +159,10 @@ def cases(server: Client, plan: Plan) -> Iterator[tuple[str, int, Callable[[str]
     yield "copies and others", len(mixed), partial(burst, server, mixed, tokens=plan.tokens)
     alone = partial(burst, server, mixed, tokens=plan.tokens, watched=OTHER)
     yield "copies and others, the others alone", len(mixed), alone
+
+
+def joining(server: Client, plan: Plan) -> Cases:
+    """What is compared of a prompt that has to be processed."""
     yield "first token beside copies", BUSY + 1, partial(first_token, server, tokens=plan.tokens)
 
 
@@ -163,12 +171,14 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     row = passes(subject, plan.tokens)
     progress(f"serving: {row['requests']}: {row['plain']} plain, {row['speed'] or 0:.2f} times fewer")
     yield subject.labels() | {"batch": BUSY} | row
-    with directory(subject) as model, serve("--prompt-cache-size", "0", model=model) as server:
-        # The first requests compile, and from them it learns what blocks cost.
-        burst(server, COPIES, "auto", plan.tokens)
-        burst(server, COPIES * 2, "auto", plan.tokens)
-        for requests, clients, once in cases(server, plan):
-            row = compared(once, plan.repeats) | {"requests": requests, "clients": clients}
-            shown = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
-            progress(f"serving: {requests}, {clients} clients: {shown}")
-            yield subject.labels() | {"batch": clients} | row
+    with directory(subject) as model:
+        for cache_size, cases in ("10", decoding), ("0", joining):
+            with serve("--prompt-cache-size", cache_size, model=model) as server:
+                # The first requests compile, and from them it learns what blocks cost.
+                burst(server, [*COPIES, OTHER], "auto", plan.tokens)
+                burst(server, COPIES * 2, "auto", plan.tokens)
+                for requests, clients, once in cases(server, plan):
+                    row = compared(once, plan.repeats) | {"requests": requests, "clients": clients}
+                    shown = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
+                    progress(f"serving: {requests}, {clients} clients: {shown}")
+                    yield subject.labels() | {"batch": clients} | row
