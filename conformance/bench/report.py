@@ -244,10 +244,8 @@ def peers(runs: Sequence[Run]) -> str:
 def serving(runs: Sequence[Run]) -> str:
     lines = []
     for row in rows(runs, "serving"):
-        # Of a series that drafted beside the batch, until that is measured again.
-        requests = row.get("requests") or f"copies, {row['limit']} drafted beside the batch"
-        plain, forwards = row.get("plain", row.get("plain_tps")), row.get("tokens_per_forward")
-        lines.append([row["model"], requests, row["clients"], plain, speed([row]), spread([row]), forwards])
+        facts = [row["requests"], row["clients"], row["plain"]]
+        lines.append([row["model"], *facts, speed([row]), spread([row]), row["tokens_per_forward"]])
     head = ["model", "requests", "clients", "plain", "speed", "spread", "tokens a forward"]
     return table(head, lines)
 
