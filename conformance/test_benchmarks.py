@@ -1,4 +1,4 @@
-"""What a snapshot costs: tox run -e micro
+"""What a snapshot costs, and a block of rows that end apart: tox run -e micro
 
 The suite runs each of these once, without timing. No test asserts a time; the memory of a snapshot is asserted.
 """
@@ -79,3 +79,27 @@ def test_a_write_next_to_a_snapshot_copies_no_buffer(name: str) -> None:
     mx.eval(cache.state)
     assert mx.get_peak_memory() - before < cache.nbytes / 4
     cache.restore(snapshot)
+
+
+WAYS: dict[str, tuple[list[int], Callable[[Any], None]]] = {
+    "all rows alike": ([4, 4, 4, 4], lambda cache: None),
+    "each row where it ends": ([4, 1, 2, 3], lambda cache: None),
+    "moved to the same column": ([4, 1, 2, 3], lambda cache: cache.state),
+}
+
+
+@pytest.mark.parametrize("tokens", [2048, 32768])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_block_and_a_trim_by_row(benchmark: Callable[..., None], way: str, tokens: int) -> None:
+    dropped, move = WAYS[way]
+    cache, rows = BatchKVCache([0] * 4), mx.zeros((4, 2, 4, 128), dtype=mx.float16)
+    whole = mx.zeros((4, 2, tokens, 128), dtype=mx.float16)
+    cache.update_and_fetch(whole, whole)
+
+    def step() -> None:
+        mx.eval(cache.update_and_fetch(rows, rows))
+        cache.trim(dropped)
+        move(cache)
+        mx.eval(cache.keys, cache.values)
+
+    benchmark(step)
