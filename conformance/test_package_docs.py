@@ -77,3 +77,15 @@ def test_the_first_patches_have_nothing_to_show(
     monkeypatch.setattr(sys, "argv", ["demo"])
     assert demo.main() == 0
     assert "patch 0006" in capsys.readouterr().out
+
+
+def unknown_options(text: str, folder: Path) -> set[str]:
+    """The options of drafting that a text about the server names and the server does not have."""
+    said = run([sys.executable, "-m", "mlx_lm.server", "--help"], folder)
+    return set(re.findall(r"--[a-z-]*draft[a-z-]*", text)) - set(re.findall(r"--[a-z-]+", said))
+
+
+def test_the_server_has_the_options_that_its_document_names(tmp_path: Path) -> None:
+    text = (checkout() / "mlx_lm" / "SERVER.md").read_text()
+    assert unknown_options(text, tmp_path) == set()
+    assert unknown_options(text + "`--draft-concurrency`", tmp_path) == {"--draft-concurrency"}
