@@ -1,0 +1,183 @@
+"""How a tree of mlx-lm does what the contracts are about, a module each; docs/judging.md says how to write one.
+
+An adapter is a module with some of the names below, and none is required: what is missing is "not offered". It imports
+the names of its tree where it uses them, or at its top. A name that the tree does not have is said to be missing.
+
+    decode(model, prompt, drafts, **options)   yields (token, log probabilities or None, whether it was drafted)
+    DRAFTERS    the names of the ways to draft that decode knows, one of which is in drafts.name; each is judged
+    OPTIONS     which of the options of generate_step decode takes
+    snapshot(caches), restore(caches, snapshot)
+    can_trim(caches, n), trim(caches, n)       trim says how many tokens it dropped of each cache
+    COMMANDS    what turns drafting on, by command: {"generate": ["--draft-model", FIXTURE], "chat": ..., "server": ...}
+    REQUEST     the fields of a request that turn it on in a server
+    fits()      whether the mlx-lm that is installed is one of these; an adapter without it is never chosen by itself
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+FIXTURE = str(Path(__file__).parents[1] / "fixture")
+# The adapters of this folder, in the order in which a tree is asked whether it fits.
+SHIPPED = ("series", "backend", "prompt_lookup", "draft_type", "stock")
+CONTRARY = "contrary"
+FUNCTIONS = ("decode", "snapshot", "restore", "can_trim", "trim")
+NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "fits"}
+
+
+class Unusable(Exception):
+    """An adapter that the tree or its own text does not allow to use; the message says why."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What a decode may draft from."""
+
+    name: str
+    # The prompt, and what plain decoding makes of it.
+    right: Sequence[int]
+
+    def draft_model(self, model: Any) -> Any:
+        """A model that mostly agrees with another one, or never does if the drafts are to be contrary."""
+        make = contrary if self.name == CONTRARY else similar
+        # A model has no hash; it is kept beside its draft model, so that its number stays its own.
+        if (id(model), make) not in _MADE:
+            _MADE[id(model), make] = model, make(model)
+        return _MADE[id(model), make][1]
+
+
+_MADE: dict[tuple[int, Any], tuple[Any, Any]] = {}
+
+
+def similar(model: Any) -> Any:
+    """The same with other weights, a little."""
+    made = deepcopy(model)
+    mx.random.seed(1)
+    weights = [
+        (path, value + 0.01 * mx.std(value) * mx.random.normal(value.shape))
+        for path, value in tree_flatten(made.parameters())
+        if mx.issubdtype(value.dtype, mx.floating)
+    ]
+    made.update(tree_unflatten(weights))
+    mx.eval(made.parameters())
+    return made
+
+
+def contrary(model: Any) -> Any:
+    """Drafts the token that its model finds least likely."""
+    made = deepcopy(model)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> mx.array:
+        return -super(made.__class__, self).__call__(*args, **kwargs)
+
+    made.__class__ = type("Contrary", (type(made),), {"__call__": call})
+    return made
+
+
+class Adapter:
+    """A module, by name or file, and what it offers."""
+
+    def __init__(self, module: ModuleType, name: str) -> None:
+        self.name = name
+        self._names = vars(module)
+        unknown = {n for n in self._names if n.isupper() and not n.startswith("_")} - NAMES - {"FIXTURE"}
+        if unknown:
+            raise Unusable(f"{name} has {', '.join(sorted(unknown))}; what it may have is {', '.join(sorted(NAMES))}.")
+        if not self.offers():
+            raise Unusable(f"{name} offers nothing: it has none of {', '.join(sorted(NAMES - {'fits'}))}.")
+
+    def offers(self) -> set[str]:
+        return {name for name in NAMES - {"fits"} if self._names.get(name)}
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._names.get(name))
+
+    def fits(self) -> bool:
+        try:
+            return "fits" in self._names and bool(self._names["fits"]())
+        except ImportError:
+            return False
+
+    @property
+    def decode(self) -> Callable[..., Any]:
+        return self._function("decode")
+
+    @property
+    def drafters(self) -> list[str]:
+        return list(self._names.get("DRAFTERS", ())) if "decode" in self else []
+
+    @property
+    def options(self) -> set[str]:
+        return set(self._names.get("OPTIONS", ()))
+
+    @property
+    def commands(self) -> dict[str, list[str]]:
+        return dict(self._names.get("COMMANDS", {}))
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return dict(self._names.get("REQUEST", {}))
+
+    def snapshot(self, caches: list[Any]) -> Any:
+        return self._function("snapshot")(caches)
+
+    def restore(self, caches: list[Any], snapshot: Any) -> None:
+        self._function("restore")(caches, snapshot)
+
+    def can_trim(self, caches: list[Any], n: int) -> bool:
+        return bool(self._function("can_trim")(caches, n))
+
+    def trim(self, caches: list[Any], n: int) -> Any:
+        return self._function("trim")(caches, n)
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = self._names[name]
+        return function
+
+    def functions(self, *names: str) -> list[Callable[..., Any]]:
+        """Some of its functions: a reproduction without the suite has them."""
+        return [self._function(name) for name in names]
+
+
+def load(name: str) -> Adapter:
+    """An adapter of this folder, or of a file.
+
+    Raises:
+        Unusable: if there is none, or if it needs a name that the tree does not have.
+    """
+    try:
+        if name in SHIPPED:
+            return Adapter(importlib.import_module(f"{__name__}.{name}"), name)
+        path = Path(name)
+        if not path.is_file():
+            raise Unusable(f"{name} is no file and no adapter of the suite: {', '.join(SHIPPED)}.")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return Adapter(module, path.stem)
+    except (ImportError, SyntaxError) as error:
+        raise Unusable(f"the adapter {name} cannot be imported here: {error}.") from error
+
+
+def find() -> Adapter:
+    """The first of this folder that fits the mlx-lm that is installed."""
+    for name in SHIPPED:
+        try:
+            adapter = load(name)
+        except Unusable:
+            continue
+        if adapter.fits():
+            return adapter
+    raise Unusable(f"none of the adapters fits: {', '.join(SHIPPED)}.")

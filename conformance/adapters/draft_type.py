@@ -1,0 +1,26 @@
+"""stream_generate(draft_type="ngram-simple" or "ngram-mod"), as the DraftStrategy experiment has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from conformance.adapters import Drafts
+from conformance.adapters.stock import can_trim, restore, snapshot, trim
+from conformance.adapters.streams import OPTIONS, stream, takes
+
+__all__ = ["OPTIONS", "can_trim", "restore", "snapshot", "trim"]
+
+DRAFTERS = ("ngram-simple", "ngram-mod")
+_NGRAMS = ["--draft-type", "ngram-simple", "--num-draft-tokens", "4", "--ngram-size", "3", "--disable-adaptive-gate"]
+COMMANDS = {"generate": _NGRAMS, "chat": _NGRAMS, "server": _NGRAMS}
+REQUEST = {"draft_type": "ngram-simple", "ngram_size": 3, "disable_adaptive_gate": True}
+
+
+def fits() -> bool:
+    return takes("stream_generate", "draft_type")
+
+
+def decode(model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Iterator[Any]:
+    how = {"draft_type": drafts.name, "num_draft_tokens": 3, "ngram_size": 3, "disable_adaptive_gate": True}
+    return stream(model, prompt, **how, **options)

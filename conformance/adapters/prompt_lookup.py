@@ -1,0 +1,24 @@
+"""stream_generate(prompt_lookup_num_tokens=N) with snap and restore, as the snapshot experiment has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from conformance.adapters import Drafts
+from conformance.adapters.series import restore, snapshot
+from conformance.adapters.stock import can_trim, trim
+from conformance.adapters.streams import OPTIONS, stream, takes
+
+__all__ = ["OPTIONS", "can_trim", "restore", "snapshot", "trim"]
+
+DRAFTERS = ("lookup",)
+COMMANDS = {"generate": ["--prompt-lookup-num-tokens", "4"]}
+
+
+def fits() -> bool:
+    return takes("stream_generate", "prompt_lookup_num_tokens")
+
+
+def decode(model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Iterator[Any]:
+    return stream(model, prompt, prompt_lookup_num_tokens=3, **options)

@@ -1,0 +1,57 @@
+"""mlx-lm as it is released: a draft model, trim_prompt_cache, and copies for snapshots, as in its server."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+
+from conformance.adapters import FIXTURE, Drafts
+
+DRAFTERS = ("similar", "contrary")
+OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")
+COMMANDS = {name: ["--draft-model", FIXTURE] for name in ("generate", "server")}
+
+
+def fits() -> bool:
+    from mlx_lm.generate import speculative_generate_step
+
+    return callable(speculative_generate_step)
+
+
+def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, **options: Any) -> Iterator[Any]:
+    from mlx_lm.generate import speculative_generate_step
+    from mlx_lm.models.cache import make_prompt_cache
+
+    draft_model = drafts.draft_model(model)
+    # It takes the caches of both models in one list.
+    both = [*prompt_cache, *make_prompt_cache(draft_model)]
+    options |= {"prompt_cache": both, "num_draft_tokens": 3}
+    steps = speculative_generate_step(mx.array(prompt), model, draft_model, **options)
+    try:
+        yield from steps
+    finally:
+        steps.close()
+        prompt_cache[:] = both[: len(prompt_cache)]
+
+
+def snapshot(caches: list[Any]) -> Any:
+    return copy.deepcopy(caches)
+
+
+def restore(caches: list[Any], snapshot: Any) -> None:
+    caches[:] = copy.deepcopy(snapshot)
+
+
+def can_trim(caches: list[Any], n: int) -> bool:
+    from mlx_lm.models.cache import can_trim_prompt_cache
+
+    return bool(can_trim_prompt_cache(caches))
+
+
+def trim(caches: list[Any], n: int) -> Any:
+    from mlx_lm.models.cache import trim_prompt_cache
+
+    return trim_prompt_cache(caches, n)

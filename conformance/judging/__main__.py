@@ -1,0 +1,83 @@
+"""Ask the mlx-lm that is installed all cases, through an adapter, and write what came of each to a file.
+
+python -m conformance.judging --out FILE [--adapter NAME|FILE] [--only caches]      what scripts/judge.sh runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# On Linux each compiled function starts a C++ compiler.
+if sys.platform == "linux":
+    os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+
+# Where the cases are, by what --only takes.
+PARTS = {
+    "caches": ("caches:cases", "states:cases"),
+    "decoding": ("decoding:cases",),
+    "commands": ("commands:cases",),
+    "server": ("prefixes:cases",),
+}
+
+
+def say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\033[K{text[:100]}", file=sys.stderr, end="\r", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file")
+    parser.add_argument("--adapter", help="an adapter of the suite or a file; default: the first that fits")
+    parser.add_argument("--only", choices=PARTS, help="a part of the cases")
+    args = parser.parse_args()
+    started = time.monotonic()
+    try:
+        import mlx_lm
+
+        from conformance.adapters import Adapter, Unusable, find, load
+        from conformance.device import device
+        from conformance.judging import caches, cases
+    except ImportError as error:
+        print(f"this tree cannot be judged: {error}.", file=sys.stderr)
+        return 2
+    try:
+        adapter = load(args.adapter) if args.adapter else find()
+    except Unusable as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    def all_cases(of: Adapter) -> Iterator[cases.Case]:
+        for part in [args.only] if args.only else PARTS:
+            for where in PARTS[part]:
+                module, function = where.split(":")
+                make: Callable[[Adapter], Iterator[cases.Case]]
+                try:
+                    make = getattr(importlib.import_module(f"conformance.judging.{module}"), function)
+                except ImportError as error:
+                    print(f"{part}: not asked, {error}.", file=sys.stderr)
+                    continue
+                yield from make(of)
+
+    caches.small_steps()
+    found = cases.ask(all_cases(adapter), say)
+    about = {"mlx-lm": mlx_lm.__version__, "file": str(Path(mlx_lm.__file__).parent), "mlx": version("mlx")}
+    about |= {"device": device(), "adapter": adapter.name}
+    made = {**about, "seconds": round(time.monotonic() - started), "cases": {i: asdict(o) for i, o in found.items()}}
+    args.out.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    say("")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

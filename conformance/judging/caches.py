@@ -1,0 +1,221 @@
+"""C1, C2 and what a block sees (C4), of each cache class: short programs, each compared with a list of tokens.
+
+The programs are ordered by their size, so the first one that fails is a short one.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_lm.models import cache as cache_module
+
+from conformance.adapters import Adapter
+from conformance.feeding import WIDTH, feed_rows, leaves
+from conformance.judging.cases import Broken, Case, NotOffered, NotShown, attribute, first_line
+from conformance.judging.lines import of_cache
+from conformance.judging.written import written
+from conformance.reference import PAD, Reference, View, chunk, everything, window
+
+SNAPSHOT, TRIM, BLOCKS = "C1 snapshot", "C2 trim", "C4 blocks"
+# What a growing cache allocates at a time: small, so that programs cross it.
+STEP = 4
+# Feed so many tokens; or drop so many of the last; or take a snapshot, or go back to it.
+Op = tuple[str, int]
+Program = tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a cache class is made, and what the last of a list of tokens sees of them."""
+
+    name: str
+    code: str
+    views: tuple[View, ...]
+    left: tuple[int, ...] = (0,)
+
+    @property
+    def classes(self) -> list[str]:
+        return re.findall(r"[A-Z]\w*", self.code)
+
+    def make(self) -> Any:
+        for name in self.classes:
+            attribute(cache_module, name)
+        return eval(self.code, dict(vars(cache_module)))
+
+
+KINDS = [
+    Kind("KVCache", "KVCache()", (everything,)),
+    Kind("QuantizedKVCache", f"QuantizedKVCache(group_size={WIDTH}, bits=8)", (everything,)),
+    Kind("ConcatenateKVCache", "ConcatenateKVCache()", (everything,)),
+    Kind("RotatingKVCache", "RotatingKVCache(4)", (window(4),)),
+    Kind("RotatingKVCache with keep", "RotatingKVCache(5, keep=2)", (window(5, 2),)),
+    Kind("ChunkedKVCache", "ChunkedKVCache(4)", (chunk(4),)),
+    Kind("CacheList", "CacheList(KVCache(), RotatingKVCache(4))", (everything, window(4))),
+    Kind("BatchKVCache", "BatchKVCache([0, 2])", (everything,), (0, 2)),
+    Kind("BatchRotatingKVCache", "BatchRotatingKVCache(4, [0, 2])", (window(4),), (0, 2)),
+]
+PREFIXES: list[list[int]] = [[1], [3], [4], [5], [6], [3, 1], [5, 1], [4, 1, 1], [6, 3], [9], [1] * 6, [5, 1, 1, 1]]
+# What is done between a snapshot and going back to it: blocks, and tokens that are dropped of them (below zero).
+UPDATES: list[list[int]] = [[1], [2], [5], [1, 1], [1, 3], [2, -1], [5, -3], [1, -1]]
+PROBES: list[list[int]] = [[1, 2], [3, 1]]
+
+
+def program(*parts: list[int] | str) -> Program:
+    ops: list[Op] = []
+    for part in parts:
+        if isinstance(part, str):
+            ops.append((part, 0))
+        else:
+            ops += [("feed", n) if n > 0 else ("trim", -n) for n in part]
+    return tuple(ops)
+
+
+def size(ops: Program) -> int:
+    return sum(1 + n for _, n in ops)
+
+
+def snapshots() -> Iterator[Program]:
+    for prefix in [[], *PREFIXES]:
+        for update in UPDATES:
+            yield program(prefix, "snapshot", update, "restore", [1])
+            for probe in PROBES:
+                yield program(prefix, "snapshot", update, "restore", probe, "restore", [1, 1])
+                # A cache that was gone back to is trimmed like any other.
+                yield program(prefix, "snapshot", update, "restore", [2, -1], probe)
+
+
+def trims() -> Iterator[Program]:
+    for prefix in [[], *PREFIXES]:
+        for block in (1, 2, 3, 5):
+            for n in {1, 2, block - 1, block, block + 1}:
+                if 0 < n <= block + sum(prefix):
+                    for probe in PROBES:
+                        yield program(prefix, [block, -n], probe)
+
+
+def blocks() -> Iterator[Program]:
+    for prefix in [[], *PREFIXES]:
+        for block in (1, 2, 3, 5):
+            yield program(prefix, [block], [1])
+            yield program(prefix, [1, block, 2])
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Iterator[Program]], tuple[str, ...]]] = {
+    SNAPSHOT: (snapshots, ("snapshot", "restore")),
+    TRIM: (trims, ("can_trim", "trim")),
+    BLOCKS: (blocks, ()),
+}
+
+
+class Run:
+    """One program on one cache."""
+
+    def __init__(self, kind: Kind, adapter: Adapter) -> None:
+        self.kind, self.adapter = kind, adapter
+        self.caches = [kind.make()]
+        self.references = [Reference(view, [[] for _ in kind.left], list(kind.left)) for view in kind.views]
+        self.token = 0
+        self.played: list[Op] = []
+        self.taken: tuple[Any, list[Reference]] | None = None
+
+    def play(self, ops: Program) -> None:
+        """Raise Broken where the cache is not what it should be, and NotShown where it refuses to go on."""
+        for name, n in ops:
+            self.played.append((name, n))
+            getattr(self, name)(n)
+
+    def feed(self, n: int) -> None:
+        block = [[self.token + 1 + t + 100 * i for t in range(n)] for i in range(len(self.kind.left))]
+        self.token += n
+        for held, reference in zip(leaves(self.caches), self.references, strict=True):
+            right = reference.feed(block)
+            seen = feed_rows(held, block)[1]
+            for i, (row, expected) in enumerate(zip(seen, right, strict=True)):
+                for t, (is_, should) in enumerate(zip(row, expected, strict=True)):
+                    if should and [x for x in is_ if x != PAD] != should:
+                        raise Broken(self._sees(i, block[i][t], is_, should))
+
+    def _sees(self, row: int, token: int, seen: list[int], right: list[int]) -> str:
+        of = f" of row {row}" if len(self.kind.left) > 1 else ""
+        return f"token {token}{of} sees {' '.join(map(str, seen))} instead of {' '.join(map(str, right))}"
+
+    def trim(self, n: int) -> None:
+        if not ("trim" in self.adapter and self.adapter.can_trim(self.caches, n)):
+            raise NotShown("it cannot be trimmed there")
+        if n > min(self.references[0].sizes):
+            raise NotShown("a row is shorter than that")
+        try:
+            dropped = self.adapter.trim(self.caches, n)
+        except Exception as error:
+            raise Broken(f"can_trim({n}) says yes, and trim({n}) raises {first_line(error)}") from error
+        if isinstance(dropped, int) and dropped != n:
+            raise Broken(f"can_trim({n}) says yes, and trim({n}) returns {dropped}")
+        for reference in self.references:
+            reference.drop(n)
+
+    def snapshot(self, _: int) -> None:
+        try:
+            self.taken = self.adapter.snapshot(self.caches), copy.deepcopy(self.references)
+        except NotImplementedError as error:
+            raise NotOffered(first_line(error)) from error
+
+    def restore(self, _: int) -> None:
+        assert self.taken is not None
+        self.adapter.restore(self.caches, self.taken[0])
+        self.references = copy.deepcopy(self.taken[1])
+
+
+def check(kind: Kind, contract: str, adapter: Adapter) -> None:
+    """Every program of a contract, the shortest first."""
+    programs, needs = PROGRAMS[contract]
+    lacking = [name for name in needs if name not in adapter]
+    if lacking:
+        raise NotOffered(f"the adapter has no {' and no '.join(lacking)}")
+    kind.make()
+    shown, failed = 0, []
+    for ops in sorted(programs(), key=size):
+        run = Run(kind, adapter)
+        try:
+            run.play(ops)
+            shown += 1
+        except NotShown:
+            continue
+        except Broken as error:
+            failed.append((run.played, error.seen))
+        except NotOffered:
+            raise
+        except Exception as error:
+            failed.append((run.played, f"it raises {first_line(error)}"))
+    if failed:
+        played, seen = failed[0]
+        wanted = [name for name in ("snapshot", "restore", "trim") if name in {name for name, _ in played}]
+        functions = written(*adapter.functions(*wanted))
+        lines = of_cache(kind.code, kind.classes, played, functions, seen)
+        raise Broken(f"{seen}, in {len(failed)} of {len(failed) + shown} programs", lines)
+    if not shown:
+        raise NotShown("it refuses every program")
+
+
+def small_steps() -> None:
+    for name in {name for kind in KINDS for name in kind.classes}:
+        made = getattr(cache_module, name, None)
+        if made is not None and hasattr(made, "step"):
+            made.step = STEP
+
+
+def cases(adapter: Adapter) -> Iterator[Case]:
+    def ask(kind: Kind, contract: str) -> Callable[[], None]:
+        return lambda: check(kind, contract, adapter)
+
+    for contract in (BLOCKS, TRIM, SNAPSHOT):
+        for kind in KINDS:
+            # What a block sees wrong is wrong after a trim as well, and a list fails with what it holds.
+            rests = [f"{BLOCKS}: {kind.name}"] * (contract != BLOCKS) + [f"{TRIM}: {kind.name}"] * (
+                contract == SNAPSHOT
+            )
+            rests += [f"{contract}: {name}" for name in kind.classes[1:]]
+            yield Case(contract, kind.name, ask(kind, contract), tuple(rests))
