@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from conformance.judging.compare import BAD, BROKE, GONE, MENDED, OFFERED, Group, differences, not_asked
@@ -14,6 +15,8 @@ WIDTH = 110
 SHOWN = 4
 TITLES = {BROKE: "broke", GONE: "no longer", MENDED: "mended", OFFERED: "offered now"}
 LIMIT = 5
+# The contracts of cache classes: their lines end in a program.
+PROGRAMS = ("C1 snapshot", "C2 trim", "C4 blocks")
 
 Judged = dict[str, Any]
 
@@ -83,7 +86,23 @@ def wrapped(text: str) -> list[str]:
 
 def example(group: Group) -> Iterator[str]:
     yield from wrapped(f"{'':14}{group.example}: {group.said}")
-    yield from ("                | " + line for line in group.lines.splitlines())
+    # The program of a cache; all that it needs, and the decodes, are in the files.
+    steps = group.lines.partition("\ncaches = ")[2]
+    if steps and group.contract in PROGRAMS:
+        yield from (f"{'':16}{line}" for line in f"caches = {steps}".splitlines())
+
+
+def reproductions(base: Judged, tree: Judged, folder: Path) -> list[Path]:
+    """Write the lines of each cause to a file, and return the files."""
+    for old in folder.glob("*.py"):
+        old.unlink()
+    found = []
+    groups = [one for one in differences(base["cases"], tree["cases"]) if one.kind in BAD and one.lines]
+    for number, group in enumerate(groups, 1):
+        folder.mkdir(parents=True, exist_ok=True)
+        found.append(folder / f"{number}-{group.contract.replace(' ', '-')}.py")
+        found[-1].write_text(f"# {group.example}\n{group.lines}\n", "utf-8")
+    return found
 
 
 def markdown(base: Judged, tree: Judged, names: tuple[str, str]) -> str:

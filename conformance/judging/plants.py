@@ -1,0 +1,131 @@
+"""Trees with one fault each, and with other names than the release has: what a judgement has to find.
+
+A fault is a piece of one file that is replaced. The contract is the one that has to be named, and no other may be.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE, GENERATE, DRAFT = "mlx_lm/models/cache.py", "mlx_lm/generate.py", "mlx_lm/draft/"
+
+
+@dataclass(frozen=True)
+class Plant:
+    name: str
+    contract: str
+    file: str
+    right: str
+    wrong: str
+
+
+TRIM_OF_KV = """\
+    def trim(self, n):
+        n = min(self.offset, n)
+        self.offset -= n
+        return n
+
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> QuantizedKVCache:
+        quant_cache"""
+TRIM_OF_RING = "        self.offset -= n\n        self._idx -= n\n"
+ROWS = """\
+        if n > 0 and self.keys.shape[2] > self.max_size:
+            self.keys = self.keys[..., : self._idx, :]
+            self.values = self.values[..., : self._idx, :]
+
+    def to_quantized"""
+WINDOW = (
+    "            window_size = window_size or self.max_size\n            offset = min(self.max_size - 1, self.offset)\n"
+)
+STATE = "class ArraysCache(_BaseCache):\n"
+ALIAS = STATE + "    def {name}:\n        return {alias}\n\n"
+PREFIX = "return copy.deepcopy(cache_entry.prompt_cache), tokens[short_length:]"
+LATER = PREFIX.replace("short_length:", "short_length + 1 :")
+OPTIONS = "        draft_model=draft_model,\n        num_draft_tokens=args.num_draft_tokens,\n"
+END = "        finally:\n            _rewind_cache(num_draft, n)\n"
+CLOSE = "            trim_prompt_cache(self.cache, 0)\n        mx.eval([c.state for c in self.cache])\n"
+SHORT = "        if can_trim_prompt_cache(self.cache, 1):\n            trim_prompt_cache(self.cache, 1)\n"
+
+EVERYWHERE = [
+    Plant("a window that is one too wide", "C4 blocks", CACHE, WINDOW, WINDOW.replace("_size\n", "_size + 1\n", 1)),
+    Plant("a server that goes on a token too late", "C3 server prefixes", CACHE, PREFIX, LATER),
+]
+STOCK = [
+    Plant("a trim that returns 0", "C2 trim", CACHE, TRIM_OF_KV, TRIM_OF_KV.replace("return n", "return 0")),
+    Plant("rows kept after a trim", "C2 trim", CACHE, TRIM_OF_RING, "        self.offset -= n\n"),
+    Plant(
+        "a recurrent state aliased",
+        "C1 snapshot",
+        CACHE,
+        STATE,
+        ALIAS.format(name="__deepcopy__(self, _)", alias="copy.copy(self)"),
+    ),
+    Plant(
+        "a token short at a stop",
+        "C3 exits",
+        GENERATE,
+        END,
+        END + "            trim_prompt_cache(model_cache, 1)\n",
+    ),
+    Plant("a flag dropped", "C6 options", GENERATE, OPTIONS, OPTIONS.replace("=draft_model", "=None")),
+    *EVERYWHERE,
+]
+SERIES = [
+    Plant(
+        "a trim that returns 0",
+        "C2 trim",
+        CACHE,
+        "        c.trim(num_tokens)\n    return num_tokens\n",
+        "        c.trim(num_tokens)\n    return 0\n",
+    ),
+    Plant("rows kept after a trim", "C2 trim", CACHE, ROWS, "\n    def to_quantized"),
+    Plant(
+        "a recurrent state aliased", "C1 snapshot", CACHE, STATE, ALIAS.format(name="snap(self)", alias="self.state")
+    ),
+    Plant("a token short at a stop", "C3 exits", f"{DRAFT}verify.py", CLOSE, CLOSE + SHORT),
+    Plant(
+        "processors shown a short history",
+        "C5 processors",
+        f"{DRAFT}loop.py",
+        "history, unseen = prompt, ",
+        "history, unseen = prompt[-1:], ",
+    ),
+    Plant("a flag dropped", "C6 options", GENERATE, "    elif draft_options:\n", "    elif not args:\n"),
+    *EVERYWHERE,
+]
+PLANTS = {"stock": STOCK, "series": SERIES}
+
+# What a tree calls by another name, so that nothing but its adapter knows.
+NAMES = {
+    "can_trim_prompt_cache": "may_drop",
+    "trim_prompt_cache": "drop_tokens",
+    "snapshot_prompt_cache": "mark_caches",
+    "restore_prompt_cache": "rewind_caches",
+    "speculative_generate_step": "guessing_steps",
+    "draft_strategy": "guesser",
+    "draft_model": "helper",
+    "draft-model": "helper",
+    "draft-type": "guess-with",
+    "draft_type": "guess_with",
+}
+RENAMED = re.compile(rf"\b({'|'.join(NAMES)})\b")
+
+
+def plant(source: Path, into: Path, fault: Plant | None = None) -> Path:
+    """Copy a tree, with a fault or without one, and give it the other names."""
+    shutil.copytree(source / "mlx_lm", into / "mlx_lm", ignore=shutil.ignore_patterns("__pycache__"))
+    if fault is not None:
+        path = into / fault.file
+        text = path.read_text()
+        assert text.count(fault.right) == 1, (
+            f"{fault.name}: {fault.right!r} is in {fault.file} {text.count(fault.right)} times"
+        )
+        path.write_text(text.replace(fault.right, fault.wrong))
+    for path in (into / "mlx_lm").rglob("*.py"):
+        text = path.read_text()
+        if (renamed := RENAMED.sub(lambda found: NAMES[found[1]], text)) != text:
+            path.write_text(renamed)
+    return into

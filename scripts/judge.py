@@ -1,0 +1,91 @@
+"""Judge a tree of mlx-lm through an adapter, and say what differs from a base: docs/judging.md.
+
+TREE and --base are a release on the package index (0.33.0), a directory, or a git ref of a clone (~/mlx-lm@my-branch).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from environments import JUDGED, Environment, environment
+from pin import ROOT, Refused, alone, releases
+
+sys.path.insert(0, str(ROOT))
+from conformance.judging.compare import differences, red
+from conformance.judging.screen import markdown, reproductions, screen
+
+PARTS = ("caches", "decoding", "commands", "server")
+COULD_NOT = 2
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/judge.sh",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged",
+    )
+    parser.add_argument("tree", metavar="TREE")
+    parser.add_argument("--base", metavar="TREE", help="what it is compared with (default: the pinned default release)")
+    parser.add_argument("--adapter", metavar="NAME|FILE", help="how TREE does it (default: the first that fits)")
+    parser.add_argument("--base-adapter", metavar="NAME|FILE", help="and the base (default: the first that fits)")
+    parser.add_argument("--only", choices=PARTS, help="a part of the contracts")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write it as Markdown, for a review")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write what came of each case of TREE")
+    parser.add_argument("--pin", action="store_true", help="add the release to the pinned ones: docs/porting.md")
+    return parser.parse_args()
+
+
+def started(at: Environment, adapter: str | None, only: str | None) -> subprocess.Popen[str]:
+    command = [str(at.python), "-m", "conformance.judging", "--out", str(at.result)]
+    command += ["--adapter", adapter] if adapter else []
+    command += ["--only", only] if only else []
+    at.result.unlink(missing_ok=True)
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def finished(at: Environment, run: subprocess.Popen[str]) -> dict[str, Any]:
+    said = run.communicate()[1].strip().splitlines()
+    if run.returncode or not at.result.exists():
+        raise Refused(f"{at.name}: {said[-1] if said else 'it ended without a word'}")
+    judged: dict[str, Any] = json.loads(at.result.read_text())
+    return judged
+
+
+def judged(args: argparse.Namespace) -> int:
+    start = time.monotonic()
+    base_name = args.base or releases()[1]
+    adapter = str(Path(args.adapter).resolve()) if args.adapter and Path(args.adapter).is_file() else args.adapter
+    with alone():
+        sides = [environment(name) for name in (base_name, args.tree)]
+        runs = [started(at, how, args.only) for at, how in zip(sides, (args.base_adapter, adapter), strict=True)]
+        base, tree = (finished(at, run) for at, run in zip(sides, runs, strict=True))
+    names = base_name, args.tree
+    print(screen(base, tree, names))
+    for file in reproductions(base, tree, JUDGED / "broken"):
+        print(f"reproduction: {file.relative_to(ROOT)}")
+    print(f"It took {time.monotonic() - start:.0f} s.")
+    if args.markdown:
+        args.markdown.write_text(markdown(base, tree, names), "utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    return int(red(differences(base["cases"], tree["cases"])))
+
+
+def main() -> int:
+    args = parse_args()
+    try:
+        return judged(args)
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return COULD_NOT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
