@@ -124,7 +124,12 @@ def main(arguments: list[str] | None = None) -> int:
     device = str(mx.default_device())
     about = {"model": args.model, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx"), "device": device}
     print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
-    found: dict[str, Any] = command.main(args, model, tokenizer, say)
+    try:
+        found: dict[str, Any] = command.main(args, model, tokenizer, say)
+    except Unusable as error:
+        say("")
+        print(error, file=sys.stderr)
+        return FAILED
     if args.json is not None:
         args.json.write_text(json.dumps(about | found) + "\n", "utf-8")
     return int(found["exit"])

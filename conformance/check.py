@@ -16,7 +16,7 @@ from typing import Any
 from mlx_lm.draft import BlockCosts
 from mlx_lm.draft.model import block_costs
 
-from conformance.check_prompts import built_in, encode
+from conformance.check_prompts import Unusable, built_in, encode
 from conformance.decoding import Drafting, Run, Task, drafted, gaps, plain, rows_of
 from conformance.drafters import Scripted
 from conformance.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, judge
@@ -24,6 +24,10 @@ from conformance.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, ju
 RUNS = 3
 # The longest draft of the run whose drafts are wrong on purpose.
 SCRIPTED = 4
+CANNOT = """\
+Plain decoding fails, with nothing drafted: {said}
+The model does not run on this device as it is, so nothing can be said of drafting. (Mixtures of experts in 16 bits do not
+run on a CPU; in 32 or 4 bits they do.)"""
 # Near ties of a run that are printed; the JSON file has all of them.
 SHOWN = 5
 EXITS = {EXACT: 0, NEAR_TIE: 1, FAULT: 2}
@@ -93,23 +97,45 @@ def shared(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def drafted_runs(model: Any, task: Task, drafting: Drafting, right: list[int], say: Say) -> Iterator[tuple[str, Run]]:
+def drafted_runs(
+    model: Any, task: Task, drafting: Drafting, right: list[int], say: Say
+) -> Iterator[tuple[str, Run | Verdict]]:
+    """Each run, or the verdict where drafting raises what plain decoding did not."""
     for number in range(1, RUNS + 1):
         say(f"drafted {number}")
-        yield f"drafted {number}", drafted(model, task, drafting)
+        yield f"drafted {number}", caught(drafted, model, task, drafting)
     say("every depth")
     # Whatever the text is like: drafts that are wrong at each place in turn.
     script = Scripted([*task.prompt, *right], max(*task.prompt, *right) + 1)
     bounded = Drafting(num_draft_tokens=SCRIPTED, margin=drafting.margin)
-    yield "every depth", drafted(model, task, bounded, script)
+    yield "every depth", caught(drafted, model, task, bounded, script)
+
+
+def caught(decode: Callable[..., Run], *args: Any) -> Run | Verdict:
+    try:
+        return decode(*args)
+    except Exception as error:
+        why = f"drafting raises {named(error)}, and plain decoding does not"
+        return Verdict(FAULT, False, 0.0, {}, math.inf, position=0, why=why)
+
+
+def named(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def examine(model: Any, name: str, task: Task, drafting: Drafting, say: Say) -> Report:
     """Decode one prompt in all ways."""
-    base = repeats(model, task, say)
+    try:
+        base = repeats(model, task, say)
+    except Exception as error:
+        raise Unusable(CANNOT.format(said=named(error))) from error
     report = Report(name, len(task.prompt), base.first.tokens, plain_differ=base.differ, floor=base.floor)
     known: list[tuple[Run, Verdict]] = []
     for what, run in drafted_runs(model, task, drafting, base.first.tokens, say):
+        if isinstance(run, Verdict):
+            report.verdicts[what] = run
+            continue
         say(f"{what}: clean replays")
         same = [
             verdict for one, verdict in known if one.tokens == run.tokens and not any(gaps(rows_of(one), rows_of(run)))

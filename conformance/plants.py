@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.draft.verify import BlockVerifier
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache
 
 from conformance.layers import tapped
 
@@ -53,6 +53,7 @@ class OfAnotherKernel:
 
 
 accept = BlockVerifier.accept
+quantized_trim = QuantizedKVCache.trim
 kv_trim, rotating_trim, arrays_trim = KVCache.trim, RotatingKVCache.trim, ArraysCache.trim
 
 
@@ -77,6 +78,16 @@ def trim_and_swap_the_last_rows(cache: KVCache, n: int) -> int:
 def trim_and_clear_a_row(cache: KVCache, n: int) -> int:
     kv_trim(cache, n)
     cache.values[..., cache.offset - 1, :] = 0
+    return n
+
+
+def trim_quantized_one_short(cache: QuantizedKVCache, n: int) -> int:
+    quantized_trim(cache, max(n - 1, 0))
+    return n
+
+
+def trim_quantized_one_far(cache: QuantizedKVCache, n: int) -> int:
+    quantized_trim(cache, n + (n > 0))
     return n
 
 
@@ -137,6 +148,12 @@ FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
         (KVCache, "trim", trim_one_far),
         (KVCache, "trim", trim_and_swap_the_last_rows),
         (KVCache, "trim", trim_and_clear_a_row),
+        (BlockVerifier, "accept", one_rejected_token_stays),
+        (BlockVerifier, "accept", nothing_is_rejected),
+    ],
+    "quantized": [
+        (QuantizedKVCache, "trim", trim_quantized_one_short),
+        (QuantizedKVCache, "trim", trim_quantized_one_far),
         (BlockVerifier, "accept", one_rejected_token_stays),
         (BlockVerifier, "accept", nothing_is_rejected),
     ],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from conformance.check_prompts import Unusable, built_in, encode, from_file
 from conformance.demo import FIXTURE
 from conformance.layers import tapped
 from conformance.plants import OfAnotherKernel, trim_and_swap_the_last_rows, trim_one_short
+from conformance.speculation import model_of
 from conformance.workloads import RECORD_CHARS
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -128,6 +130,31 @@ def test_a_fault(asked: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, off: f
     assert "FAULT at token" in text
     assert text.endswith(check.ADVICE[2] + "\n")
     assert {prompt["verdict"] for prompt in found["prompts"]} == {"fault"}
+
+
+def test_a_rollback_that_raises_is_a_fault(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(cache: KVCache, n: int) -> int:
+        raise RuntimeError("no rows are left\nin the cache")
+
+    monkeypatch.setattr(KVCache, "trim", refuse)
+    code, text, found = asked("check")
+    assert code == 2
+    assert "FAULT at token 0: drafting raises RuntimeError: no rows are left, and plain decoding does not" in text
+    assert "Traceback" not in text
+    assert {prompt["verdict"] for prompt in found["prompts"]} == {"fault"}
+
+
+def test_a_model_that_the_device_cannot_run_gets_a_sentence(
+    fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = deepcopy(model_of("qwen3_next").model)
+    model.set_dtype(mx.bfloat16)
+    monkeypatch.setattr(mlx_lm, "load", lambda _: (model, fixture[1]))
+    monkeypatch.setattr("conformance.check.encode", lambda *_: (1, 2, 3))
+    assert main(["check", "--model", "of experts in bf16"]) == 3
+    said = capsys.readouterr().err
+    assert "Plain decoding fails, with nothing drafted: RuntimeError: [GatherMM" in said
+    assert "does not run on this device as it is" in said
 
 
 def test_a_model_that_does_not_repeat_itself(asked: Any) -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
+from mlx import nn
+from mlx_lm.models.cache import QuantizedKVCache
 
 from conformance.decoding import Drafting, Run, Task, drafted, plain
 from conformance.drafters import Scripted
 from conformance.plants import FAULTS, OfAnotherKernel
 from conformance.speculation import GENERATE, VOCAB, model_of, mutant
-from conformance.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge
+from conformance.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -33,7 +36,9 @@ DEVICES = {"row-identical": NONE, "logits": LOGITS, "layers": LAYERS}
 # Off by so much that most runs meet a near tie.
 ROUGH = {"logits": (0.6, 0.0), "both": (0.4, 0.01)}
 LEAST = 40
-PLANTED = [(family, *fault) for family, kind in KINDS.items() for fault in FAULTS[kind]]
+# Numbers of 8 bits of precision, weights and keys of few bits: as models are run.
+PRECISIONS = {"gemma3_text, bf16": "window", "qwen3_next, 4 bit": "recurrent", "llama, kv 8 bit": "quantized"}
+PLANTED = [(family, *fault) for family, kind in (KINDS | PRECISIONS).items() for fault in FAULTS[kind]]
 
 
 def task_of(seed: int) -> Task:
@@ -43,8 +48,29 @@ def task_of(seed: int) -> Task:
 
 @cache
 def start(family: str, off: tuple[float, float], seed: int) -> tuple[Any, Run]:
-    model = OfAnotherKernel(model_of(family).model, *off)
+    model = OfAnotherKernel(precise(family), *off)
     return model, plain(model, task_of(seed))
+
+
+@cache
+def precise(family: str) -> Any:
+    """The model of a family, in the precision that its name ends with."""
+    name, _, precision = family.partition(", ")
+    if not precision:
+        return model_of(name).model
+    model = deepcopy(model_of(name).model)
+    if precision == "bf16":
+        model.set_dtype(mx.bfloat16)
+    elif precision == "4 bit":
+        nn.quantize(model, group_size=32, bits=4, class_predicate=lambda _, part: quantizable(part))
+    else:
+        model.make_cache = lambda: [QuantizedKVCache(group_size=32, bits=8) for _ in model.layers]
+    mx.eval(model.parameters())
+    return model
+
+
+def quantizable(part: Any) -> bool:
+    return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
 
 
 def verdict(family: str, off: tuple[float, float], seed: int, fault: Any = None, margin: float = 0.0) -> Verdict:
@@ -123,3 +149,26 @@ def test_a_choice_against_its_own_row_is_a_fault() -> None:
     run.last_offsets = plain(model, task).last_offsets
     found = judge(model, task, run, right)
     assert (found.kind, found.position) == (FAULT, len(run.tokens) - 1)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
+    """Where nothing else is noisy, a row may still be a step off: what is smaller, the type cannot tell apart."""
+    task = task_of(0)
+    model = deepcopy(model_of("llama").model)
+    model.set_dtype(dtype)
+    right = plain(model, task)
+    for steps, kind in ((1, EXACT), (64, FAULT)):
+        run = drafted(model, task, Drafting(num_draft_tokens=3), Scripted([*task.prompt, *right.tokens], VOCAB))
+        assert judge(model, task, run, right).kind == EXACT
+        row = run.rows[9]
+        worst = int(mx.argmin(row).item())
+        run.rows[9] = row.at[worst].add(-steps * step_of(row))
+        assert (judge(model, task, run, right).kind, steps) == (kind, steps)
+
+
+def test_a_step_is_the_distance_of_neighbours() -> None:
+    assert step_of(mx.array([-20.0, -mx.inf], mx.bfloat16)) == 0.125
+    assert step_of(mx.array([-16.0], mx.bfloat16)) == 0.125
+    assert step_of(mx.array([1.0], mx.float32)) == 2.0**-23
+    assert step_of(mx.array([0.0])) == 0.0

@@ -35,6 +35,8 @@ MAX_FED_AGAIN = 16
 # A lead from which on two candidates are no tie to a reader, whatever the noise: one is e times as likely.
 CLEAR = 1.0
 EXACT, NEAR_TIE, FAULT = "exact", "near tie", "fault"
+# The bits of a fraction, by type.
+FRACTIONS = {mx.bfloat16: 7, mx.float16: 10, mx.float32: 23}
 
 
 @dataclass
@@ -87,7 +89,15 @@ class Clean:
     noise_of: dict[int, float] = field(default_factory=dict)
 
     def noise_at(self, i: int) -> float:
-        return max(self.noise, self.apart[i])
+        """Never less than what the type of the row can tell apart."""
+        return max(self.noise, self.apart[i], step_of(rows_of(self.single)[i]))
+
+
+def step_of(row: mx.array) -> float:
+    """The distance of neighbouring numbers of a row's type, at its largest finite value."""
+    sizes = mx.abs(row.astype(mx.float32))
+    largest = float(mx.where(mx.isfinite(sizes), sizes, 0.0).max().item())
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1 - FRACTIONS[row.dtype]) if largest else 0.0
 
 
 def usual(values: Iterable[float]) -> float:
@@ -196,8 +206,7 @@ def faults_of_rows(model: Any, task: Task, run: Run, clean: Clean) -> Faults:
         if in_noises(clean, i) <= TIMES:
             return
         first = next(j for j in range(len(clean.distances)) if in_noises(clean, j) > TIMES)
-        if clean.noise:
-            look_again(model, task, run, clean, i)
+        look_again(model, task, run, clean, i)
         if in_noises(clean, i) > TIMES:
             where = f"at token {i}" if i < n else "in the turn that follows"
             far = f"{clean.distances[i]:.1e} from every clean replay {where}, noise {clean.noise_at(i):.1e}"
