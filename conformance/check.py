@@ -26,8 +26,8 @@ RUNS = 3
 SCRIPTED = 4
 CANNOT = """\
 Plain decoding fails, with nothing drafted: {said}
-The model does not run on this device as it is, so nothing can be said of drafting. (Mixtures of experts in 16 bits do not
-run on a CPU; in 32 or 4 bits they do.)"""
+The model does not run on this device as it is, so nothing can be said of drafting.
+(Mixtures of experts in 16 bits do not run on a CPU; in 32 or 4 bits they do.)"""
 # Near ties of a run that are printed; the JSON file has all of them.
 SHOWN = 5
 EXITS = {EXACT: 0, NEAR_TIE: 1, FAULT: 2}

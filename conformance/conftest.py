@@ -16,7 +16,7 @@ from mlx_lm import load
 
 from conformance.demo import FIXTURE
 from conformance.device import device
-from conformance.expectations import FOLDER, Plugin
+from conformance.expectations import Plugin, nearest
 from conformance.faults import Fault
 from conformance.scorecard import plugin as scorecard
 from conformance.scorecard.rows import THE_SUITE, find
@@ -34,7 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     flavour = "patched" if find_spec("mlx_lm.draft") else "stock"
     release = mlx_lm.__version__.split("+")[0]
-    config.pluginmanager.register(Plugin(FOLDER / f"{release}-{flavour}.txt"), "expectations")
+    expected = nearest(release, flavour)
+    config.pluginmanager.register(Plugin(expected, expected.stem == f"{release}-{flavour}"), "expectations")
     if (path := config.getoption("--scorecard")) is not None:
         about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
         about |= {"device": device(), "python": platform.python_version()}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.expectations import FOLDER, Expectation, read
+from conformance.expectations import FOLDER, Expectation, nearest, read
 from conformance.series import DEFAULT, RELEASES, ROOT
 
 # About this repository, whatever mlx-lm is installed.
@@ -22,7 +22,8 @@ from pathlib import Path
 from conformance.expectations import Plugin
 
 def pytest_configure(config):
-    config.pluginmanager.register(Plugin(Path(__file__).with_name("expected.txt")))
+    strict = not Path(__file__).with_name("borrowed").exists()
+    config.pluginmanager.register(Plugin(Path(__file__).with_name("expected.txt"), strict))
 """
 TESTS = """
 import pytest
@@ -89,6 +90,35 @@ def test_an_expected_failure_that_passes_is_a_failure(folder: Path) -> None:
     code, said = run(folder, RIGHT.replace("test_it[1]", "test_it*"))
     assert code == 1
     assert "[XPASS(strict)] Small numbers fail." in said
+
+
+def test_what_passes_is_an_improvement_where_the_file_is_borrowed(folder: Path) -> None:
+    (folder / "borrowed").touch()
+    code, said = run(folder, RIGHT.replace("test_it[1]", "test_it*") + "test_some.py::test_gone\n")
+    assert code == 0, said
+    assert "improved since expected: 1" in said
+    assert "IMPROVED test_some.py::test_it[2]" in said
+    # What fails is red as ever.
+    assert run(folder, RIGHT.replace("test_some.py::test_it[1]\n", ""))[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.32.1", "0.32.1"),
+        ("0.32.3.dev4", "0.32.2"),
+        ("0.33.0", "0.32.2"),
+        ("0.32.2.dev1", "0.32.1"),
+        ("0.31.3", "0.32.0"),
+        ("unknown", "0.32.0"),
+        ("0.10.0", "0.32.0"),
+    ],
+)
+def test_the_nearest_release(tmp_path: Path, version: str, release: str) -> None:
+    assert nearest(version, "stock", tmp_path).name == f"{version}-stock.txt"
+    for one in ("0.32.0", "0.32.1", "0.32.2"):
+        (tmp_path / f"{one}-stock.txt").touch()
+    assert nearest(version, "stock", tmp_path).name == f"{release}-stock.txt"
 
 
 def test_what_cannot_be_imported_says_why(folder: Path) -> None:

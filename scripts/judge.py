@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from environments import JUDGED, Environment, environment
+from environments import JUDGED, RELEASE, Environment, environment
 from pin import ROOT, Refused, alone, releases
 
 sys.path.insert(0, str(ROOT))
@@ -58,6 +59,18 @@ def finished(at: Environment, run: subprocess.Popen[str]) -> dict[str, Any]:
     return judged
 
 
+def series_fits(version: str) -> str:
+    """What port.sh says of a release that is not pinned, in a sentence."""
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "port.py", version], capture_output=True, text=True)
+    results = re.findall(r"^\d{4}-\S+ +(clean|merged|conflict|already upstream) ", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 3):
+        said = done.stderr.strip().splitlines()
+        return f"whether the series applies is not known: {said[-1].removeprefix('error: ') if said else 'no word'}"
+    counts = ", ".join(f"{results.count(word)} {word}" for word in dict.fromkeys(results))
+    what = "applies" if done.returncode == 0 else "does not apply as it is"
+    return f"the series {what}: {counts} of {len(results)} patches; scripts/port.sh {version} says which"
+
+
 def judged(args: argparse.Namespace) -> int:
     start = time.monotonic()
     base_name = args.base or releases()[1]
@@ -68,6 +81,8 @@ def judged(args: argparse.Namespace) -> int:
         base, tree = (finished(at, run) for at, run in zip(sides, runs, strict=True))
     names = base_name, args.tree
     print(screen(base, tree, names))
+    if RELEASE.fullmatch(args.tree) and args.tree not in releases()[0]:
+        print(series_fits(args.tree))
     for file in reproductions(base, tree, JUDGED / "broken"):
         print(f"reproduction: {file.relative_to(ROOT)}")
     print(f"It took {time.monotonic() - start:.0f} s.")
