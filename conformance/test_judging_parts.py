@@ -5,6 +5,7 @@ pytest conformance/test_judging_parts.py
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,14 +16,17 @@ import pytest
 from conformance import adapters
 from conformance.adapters import NAMES, SHIPPED, Adapter, Unusable, load
 from conformance.adapters.series import decode as decode_of_the_series
-from conformance.judging import cases
+from conformance.judging import caches, cases, column, commands, decoding, prefixes, states
 from conformance.judging.cases import Broken, Case, NotOffered, NotShown, Refused, ask, asked
 from conformance.judging.compare import BAD, BROKE, GONE, MENDED, OFFERED, differences, red
 from conformance.judging.screen import markdown, reproductions, screen
 from conformance.judging.written import written
+from conformance.scorecard.cells import load as read_runs
+from conformance.scorecard.rows import ROWS
 from conformance.series import ROOT
 
 HOLDS, BROKEN, REFUSED, NOT_OFFERED = cases.HOLDS, cases.BROKEN, cases.REFUSED, cases.NOT_OFFERED
+STOCK = load("stock")
 Outcomes = dict[str, dict[str, Any]]
 
 
@@ -112,6 +116,26 @@ def test_the_screen_the_markdown_and_the_lines(tmp_path: Path) -> None:
     assert "print(1)" in markdown(base, tree, ("a", "b"))
     assert [file.name for file in reproductions(base, tree, tmp_path)] == ["1-C1.py"]
     assert "Nothing differs." in screen(base, base, ("a", "a"))
+
+
+def test_a_judged_tree_is_a_column_of_the_scorecard(tmp_path: Path) -> None:
+    contracts = {case.contract for case in [*caches.cases(STOCK), *states.cases(STOCK)]}
+    contracts |= {case.contract for make in (decoding.cases, commands.cases, prefixes.cases) for case in make(STOCK)}
+    assert contracts == column.ROWS.keys()
+    assert set(column.ROWS.values()) <= {row.name for row in ROWS}
+    one = outcomes(fine=HOLDS, wrong=BROKEN, none=NOT_OFFERED)
+    for case, contract in zip(one.values(), column.ROWS, strict=False):
+        case["contract"] = contract
+    made = column.column(judged(one) | {"python": "3.11"}, "a fork")
+    (tmp_path / "run.json").write_text(json.dumps(made))
+    (run,) = read_runs([tmp_path / "run.json"])
+    cell = run.total
+    assert (run.name, cell.passed, cell.counts["failed"], cell.counts["skipped"]) == (
+        "a fork judged through stock",
+        1,
+        1,
+        1,
+    )
 
 
 def test_whatever_a_case_raises_is_an_outcome() -> None:

@@ -18,6 +18,7 @@ from environments import JUDGED, RELEASE, Environment, environment
 from pin import ROOT, Refused, alone, releases
 
 sys.path.insert(0, str(ROOT))
+from conformance.judging.column import column
 from conformance.judging.compare import differences, red
 from conformance.judging.screen import markdown, reproductions, screen
 
@@ -38,9 +39,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--base-adapter", metavar="NAME|FILE", help="and the base (default: the first that fits)")
     parser.add_argument("--only", choices=PARTS, help="a part of the contracts")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write it as Markdown, for a review")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write what came of each case of TREE")
+    parser.add_argument("--scorecard", metavar="FILE", type=Path, help="write it as a run of the scorecard, a column")
     parser.add_argument("--pin", action="store_true", help="add the release to the pinned ones: docs/porting.md")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.scorecard and args.only:
+        parser.error("a column of the scorecard is of all contracts: leave --only out")
+    return args
 
 
 def started(at: Environment, adapter: str | None, only: str | None) -> subprocess.Popen[str]:
@@ -88,8 +92,8 @@ def judged(args: argparse.Namespace) -> int:
     print(f"It took {time.monotonic() - start:.0f} s.")
     if args.markdown:
         args.markdown.write_text(markdown(base, tree, names), "utf-8")
-    if args.json:
-        args.json.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    if args.scorecard:
+        args.scorecard.write_text(json.dumps(column(tree, args.tree), indent=1) + "\n", "utf-8")
     return int(red(differences(base["cases"], tree["cases"])))
 
 

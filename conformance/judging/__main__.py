@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ def main() -> int:
     caches.small_steps()
     found = cases.ask(all_cases(adapter), say)
     about = {"mlx-lm": mlx_lm.__version__, "file": str(Path(mlx_lm.__file__).parent), "mlx": version("mlx")}
-    about |= {"device": device(), "adapter": adapter.name}
+    about |= {"device": device(), "python": platform.python_version(), "adapter": adapter.name}
     made = {**about, "seconds": round(time.monotonic() - started), "cases": {i: asdict(o) for i, o in found.items()}}
     args.out.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
     say("")
