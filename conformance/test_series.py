@@ -13,9 +13,8 @@ from statistics import median
 import pytest
 
 from conformance.review import FAILURES, own_tests, with_and_without
-from conformance.series import PATCHES, ROOT, commits, unpack
+from conformance.series import PATCHES, ROOT
 from conformance.trees import run_tests
-from conformance.upstream import AS_ON_STOCK, with_model
 
 pytestmark = pytest.mark.patched_source
 # More of them, and one series no longer serves all releases.
@@ -228,13 +227,6 @@ def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: P
     passed, failed = with_and_without(number, tmp_path)
     assert passed.returncode == 0, passed.said[-3000:]
     assert failed.returncode in FAILURES, failed.said[-3000:]
-
-
-@pytest.mark.series
-def test_later_patches_keep_what_earlier_ones_test(tmp_path: Path) -> None:
-    files = sorted({file for patch in series().values() for file in own_tests(patch)})
-    done = run_tests(with_model(unpack(commits()[-1], tmp_path)), *files, *AS_ON_STOCK)
-    assert done.returncode == 0, done.said[-3000:]
 
 
 SUBTESTS = """

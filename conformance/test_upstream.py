@@ -1,4 +1,4 @@
-"""Upstream's own tests pass on the patched tree as they do on the stock one: pytest conformance/test_upstream.py
+"""Upstream's own tests and those of the patches pass on the patched tree: pytest conformance/test_upstream.py
 
 They run offline: the one hub model that they load is a tiny one with random weights here.
 """
@@ -10,12 +10,17 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from conformance.series import commits, unpack
+from conformance.review import own_tests
+from conformance.series import PATCHES, commits, unpack
 from conformance.stand_in import write
 from conformance.tally import TALLY
-from conformance.upstream import FILES, FLAT, KNOWN, outcome
+from conformance.trees import run_tests
+from conformance.upstream import AS_ON_STOCK, FILES, FLAT, KNOWN, outcome
 
 pytestmark = pytest.mark.patched_source
+
+# Those that upstream has as well are asked below.
+OWN = sorted({file for patch in PATCHES for file in own_tests(patch.read_text()) if Path(file).stem not in FILES})
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +44,35 @@ def test_the_patched_tree_fails_nothing_more(trees: tuple[Path, Path]) -> None:
     # A sampled text differs in one run and not in another.
     steady = sorted(test for test in failed if KNOWN.get(test) != FLAT)
     assert not steady or set(steady) <= outcome(stock, steady)[1]
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = unpack(commits()[-1], tmp_path_factory.mktemp("own"))
+    write(tree)
+    return tree
+
+
+@pytest.mark.parametrize("file", OWN)
+def test_the_tests_of_the_patches_pass(file: str, patched: Path) -> None:
+    """Later patches keep what earlier ones test."""
+    done = run_tests(patched, file, *AS_ON_STOCK)
+    assert done.returncode == 0, done.said[-3000:]
+
+
+# Faults of one line that no other test of the suite sees.
+LIMIT = "return self._idx - n >= self.max_size"
+FAULTS = {
+    "a full window trimmed at its limit": ("models/cache.py", LIMIT, f"{LIMIT} - 1", "tests/test_cache_trim.py"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, tmp_path: Path) -> None:
+    file, right, wrong, tests = FAULTS[fault]
+    tree = unpack(commits()[-1], tmp_path)
+    text = (tree / "mlx_lm" / file).read_text()
+    assert text.count(right) == 1
+    (tree / "mlx_lm" / file).write_text(text.replace(right, wrong))
+    write(tree)
+    assert run_tests(tree, tests).returncode == 1
