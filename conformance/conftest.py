@@ -16,7 +16,8 @@ from mlx_lm import load
 
 from conformance.demo import FIXTURE
 from conformance.device import device
-from conformance.expectations import Plugin, nearest
+from conformance.expectations import Plugin
+from conformance.expected import nearest
 from conformance.faults import Fault
 from conformance.scorecard import plugin as scorecard
 from conformance.scorecard.rows import THE_SUITE, find

@@ -8,15 +8,12 @@ nearest release: there, what passes is an improvement, and an id of no test says
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-
-FOLDER = Path(__file__).with_suffix("")
 
 
 @dataclass(frozen=True)
@@ -75,22 +72,6 @@ class Unimportable(pytest.Module):
             yield Problem.from_parent(self, name="import", sentence=missing[-1].lstrip("E "))
             return
         yield from super().collect()
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """0.33.0.dev1 lies between 0.32.2 and 0.33.0."""
-    release, dev = re.match(r"[\d.]*\d|", version), bool(re.search(r"dev|rc|a|b", version))
-    return (*map(int, release[0].split(".")), -1 if dev else 0) if release and release[0] else (0,)
-
-
-def nearest(version: str, flavour: str, folder: Path = FOLDER) -> Path:
-    """The file of a version, or of the newest release before it, or of the oldest one."""
-    files = {path.name.removesuffix(f"-{flavour}.txt"): path for path in folder.glob(f"*-{flavour}.txt")}
-    if version in files or not files:
-        return files.get(version, folder / f"{version}-{flavour}.txt")
-    ordered = sorted(files, key=numbers)
-    before = [release for release in ordered if numbers(release) <= numbers(version)]
-    return files[before[-1] if before else ordered[0]]
 
 
 class Plugin:

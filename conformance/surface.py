@@ -1,7 +1,8 @@
 """What the suite knows of mlx-lm, and what a release has beyond that: read from the source, nothing is imported.
 
-python -m conformance.surface TREE      one sentence for each cache class, model file, option and signature that is new
-python -m conformance.surface --record  write the options and signatures of all pinned releases into surface.json
+python -m conformance.surface TREE [OLD]  one sentence for each cache class, model file, option and signature that is
+                                          new, and what changed since the OLD tree in caches, generate and server
+python -m conformance.surface --record    write the options and signatures of all pinned releases into surface.json
 """
 
 from __future__ import annotations
@@ -24,6 +25,17 @@ MODELS = "mlx_lm/models/"
 CACHE_API = "mlx_lm/models/cache.py:_BaseCache."
 # A class with one of these methods may be a cache, whatever its name is.
 CACHE_METHODS = {"is_trimmable", "update_and_fetch", "make_mask"}
+
+# Model files that some supported releases have and others do not.
+SINCE: dict[str, tuple[str, ...]] = {
+    "muse_spark": ("0.32.2",),
+    "muse_spark_open": ("0.32.1",),
+    "prism_hadamard_qwen35": ("0.32.1", "0.32.2"),
+}
+# What nearly every test and every way to draft is held against, touched by a patch or not.
+ALWAYS = ("mlx_lm/generate.py:generate_step",)
+# Where a release changes what the series and the contracts are about.
+WATCHED = ("mlx_lm/models/cache.py", "mlx_lm/generate.py", "mlx_lm/server.py")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -163,10 +175,27 @@ def gone(tree: Path) -> list[str]:
     record, there = known(), functions(tree)
     lost = {
         "the cache classes": [c.split(":")[1] for c in sorted(set(record["caches"]) - caches(tree))],
-        "the models": sorted(configured() - models(tree)),
+        "the models": sorted(configured() - SINCE.keys() - models(tree)),
         "the functions that the series builds on": [n.split(":")[1] for n in record["signatures"] if n not in there],
     }
     return [f"It does not have {what} {', '.join(names)}." for what, names in lost.items() if names]
+
+
+def changes(before: Path, after: Path) -> list[str]:
+    """One sentence for each of the files that matter: which functions a release adds, drops and has in another form."""
+    old, new = functions(before), functions(after)
+    found = []
+    for file in WATCHED:
+        of = [name for name in {**old, **new} if name.startswith(f"{file}:")]
+        added, dropped = [n for n in of if n not in old], [n for n in of if n not in new]
+        other = [n for n in of if n in old and n in new and ast.dump(old[n]) != ast.dump(new[n])]
+        said = [
+            f"{word} {', '.join(name.split(':')[1] for name in names)}"
+            for word, names in (("adds", added), ("drops", dropped), ("changes", other))
+            if names
+        ]
+        found.append(f"{file} {'; '.join(said) or 'is as it was'}.")
+    return found
 
 
 def record() -> None:
@@ -178,7 +207,7 @@ def record() -> None:
         with tempfile.TemporaryDirectory() as folder:
             ends = ("stock", history[0]), ("patched", history[-1])
             trees = [unpack(commit, Path(folder) / name, release) for name, commit in ends]
-            used = touched(*trees) | {name for name in functions(trees[0]) if name.startswith(CACHE_API)}
+            used = touched(*trees) | {*ALWAYS} | {name for name in functions(trees[0]) if name.startswith(CACHE_API)}
             for tree in trees:
                 all_options |= options(tree)
                 there = functions(tree)
@@ -190,7 +219,7 @@ def record() -> None:
 
 
 def main() -> int:
-    if len(sys.argv) != 2 or (sys.argv[1].startswith("-") and sys.argv[1] != "--record"):
+    if len(sys.argv) not in (2, 3) or (sys.argv[1].startswith("-") and sys.argv[1] != "--record"):
         print(__doc__)
         return 2
     if sys.argv[1] == "--record":
@@ -199,6 +228,8 @@ def main() -> int:
         return 0
     tree = Path(sys.argv[1])
     found = complaints(tree)
+    if len(sys.argv) == 3:
+        print("\n".join(changes(Path(sys.argv[2]), tree)))
     print("\n".join([*found, *gone(tree)] or ["The suite knows all of it."]))
     return 1 if found else 0
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.expectations import FOLDER, Expectation, nearest, read
+from conformance.expectations import Expectation, read
+from conformance.expected import FOLDER, nearest
 from conformance.series import DEFAULT, RELEASES, ROOT
 
 # About this repository, whatever mlx-lm is installed.

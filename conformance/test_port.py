@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import configparser
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+from add_release import READ, edited, expect
 
-from conformance.series import ROOT
+from conformance.expectations import read
+from conformance.series import DEFAULT, RELEASES, ROOT
+from conformance.surface import changes
 from conformance.test_scripts import Clone, clone, git
 
 __all__ = ["clone"]
@@ -95,3 +100,44 @@ def test_a_version_that_is_not_there(clone: Clone) -> None:
     assert "the network" in clone.refused("port.sh", "0.0.99", PIP_NO_INDEX="1")
     assert clone.run("port.sh", "../x").returncode == 2
     assert clone.run("port.sh").returncode == 2
+
+
+def test_another_release_is_named_everywhere() -> None:
+    last = next(release for release in RELEASES if release != DEFAULT)
+    tox = edited((ROOT / "tox.ini").read_text(), "9.9.9", last)
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(tox)
+    (suite,) = [name for name in parser.sections() if name.startswith("testenv:{patched,stock}")]
+    (others,) = [name for name in parser.sections() if name.startswith("testenv:{selftest,series")]
+    assert ",-9.9.9}" in suite
+    assert ",series-9.9.9}" in others
+    assert all("9.9.9: RELEASE = --release 9.9.9" in parser[name]["set_env"] for name in (suite, others))
+    assert "patched-9.9.9, stock-9.9.9, {patched,stock}-9.9.9-lowest" in parser["tox"]["labels"]
+
+
+def test_what_a_new_release_fails_is_written_down_to_be_read(tmp_path: Path) -> None:
+    expectations, scorecard = tmp_path / "9.9.9-stock.txt", tmp_path / "stock-9.9.9.json"
+    expectations.write_text("# It has no drafts.\ntest_a.py::import\ntest_a.py::gone\ntest_b.py::mended\n")
+    tests = {
+        "test_b.py::new": {"outcome": "failed", "reason": "assert 1 == 2"},
+        "test_b.py::mended": {"outcome": "failed", "reason": "[XPASS(strict)] It has no drafts."},
+        "expectations/9.9.9-stock.txt:3": {"outcome": "failed", "reason": "file:3: no test is test_a.py::gone"},
+        "test_b.py::fine": {"outcome": "passed"},
+    }
+    scorecard.write_text(json.dumps({"rows": {"C4 parity": tests}}))
+    assert expect(scorecard, expectations, "9.9.9") == 1
+    (old, new) = read(expectations)
+    assert (old.id, old.reason) == ("test_a.py::import", "It has no drafts.")
+    assert (new.id, new.reason) == ("test_b.py::new", READ.format(version="9.9.9") + " assert 1 == 2")
+
+
+def test_what_changed_since_the_last_release(tmp_path: Path) -> None:
+    for name, code in (
+        ("old", "def a(x):\n    return 1\n\ndef b(): ...\n"),
+        ("new", "def a(x):\n    return 2\n\ndef c(): ...\n"),
+    ):
+        (tmp_path / name / "mlx_lm" / "models").mkdir(parents=True)
+        (tmp_path / name / "mlx_lm" / "generate.py").write_text(code)
+    said = changes(tmp_path / "old", tmp_path / "new")
+    assert "mlx_lm/generate.py adds c; drops b; changes a." in said
+    assert "mlx_lm/models/cache.py is as it was." in said

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from conformance.series import DEFAULT as RELEASE
-from conformance.series import ROOT
+from conformance.series import RELEASES, ROOT
 
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository
@@ -208,7 +208,7 @@ def test_user_configuration_does_not_change_the_commit(clone: Clone, tmp_path: P
     assert clone.git("rev-parse", "HEAD") == first
 
 
-@pytest.mark.parametrize("release", ["0.32.1", "0.32.0"])
+@pytest.mark.parametrize("release", [release for release in RELEASES if release != RELEASE])
 def test_the_series_applies_to_each_release(clone: Clone, release: str) -> None:
     if not (clone.root / "vendor" / "sdist" / f"mlx_lm-{release}.tar.gz").exists():
         done = clone.run("apply.sh", "--no-install", "--release", release)

@@ -14,14 +14,8 @@ import mlx_lm
 import pytest
 
 from conformance.architectures import CONFIGS, NOT_MODELS, UNRUNNABLE, build, make_cache, model_files, runnable
-from conformance.surface import complaints, gone
+from conformance.surface import SINCE, complaints, gone
 
-# Model files that some supported releases have and others do not.
-SINCE: dict[str, tuple[str, ...]] = {
-    "muse_spark": ("0.32.2",),
-    "muse_spark_open": ("0.32.1",),
-    "prism_hadamard_qwen35": ("0.32.1", "0.32.2"),
-}
 PROMPT = 20
 STEPS = 3
 VOCAB = 64

@@ -128,7 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--release", help="a release of vendor/releases.toml (default: the one it names)")
-    what.add_argument("--checkout", type=Path, help="what scripts/port.sh made")
+    what.add_argument("--checkout", type=lambda name: Path(name).resolve(), help="what scripts/port.sh made")
     parser.add_argument("--stock", action="store_true", help="the release as it is, without the series")
     parser.add_argument("--lowest-mlx", action="store_true", help="with the oldest mlx that the release allows")
     args = parser.parse_args()

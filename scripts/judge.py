@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from add_release import add
 from environments import JUDGED, RELEASE, Environment, environment
 from pin import ROOT, Refused, alone, releases
 
@@ -44,6 +45,8 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.scorecard and args.only:
         parser.error("a column of the scorecard is of all contracts: leave --only out")
+    if args.pin and not RELEASE.fullmatch(args.tree):
+        parser.error("--pin needs a release on the package index")
     return args
 
 
@@ -100,7 +103,8 @@ def judged(args: argparse.Namespace) -> int:
 def main() -> int:
     args = parse_args()
     try:
-        return judged(args)
+        code = judged(args)
+        return add(args.tree) or code if args.pin else code
     except Refused as refused:
         print(f"error: {refused}", file=sys.stderr)
         return COULD_NOT

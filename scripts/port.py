@@ -15,7 +15,19 @@ from pathlib import Path
 
 from apply import is_applied
 from checkout import BRANCH, IDENTITY, Stamp, check_clone, git, head, import_release, lend_default, series_key
-from pin import ROOT, VENDOR, Refused, Release, alone, fetch, fetch_unpinned, patch_files, releases, temporary
+from pin import (
+    ROOT,
+    VENDOR,
+    Refused,
+    Release,
+    alone,
+    fetch,
+    fetch_unpinned,
+    find_release,
+    patch_files,
+    releases,
+    temporary,
+)
 
 AM = ["am", "--quiet", "--committer-date-is-author-date"]
 CONFLICT = re.compile(r"^<{7} .*?^\|{7}.*?^={7}\n(.*?)^>{7} .*?\n", re.MULTILINE | re.DOTALL)
@@ -224,13 +236,16 @@ def suite(checkout: Path) -> int:
 
 
 def surface(checkout: Path, base: str) -> None:
-    """What the release itself has, without the patches."""
-    with temporary("surface") as tree:
+    """What the release itself has, without the patches, and what it changed since the default one."""
+    default = find_release(None)
+    fetch(default)
+    with temporary("surface") as tree, temporary("default") as scratch:
+        import_release(default, scratch / "old")
         # A zip file: extracting one is safe on every Python.
         git(checkout, "archive", "--output", str(tree / "base.zip"), base, "mlx_lm")
         with zipfile.ZipFile(tree / "base.zip") as archive:
             archive.extractall(tree)
-        subprocess.run([sys.executable, "-m", "conformance.surface", str(tree)], cwd=ROOT)
+        subprocess.run([sys.executable, "-m", "conformance.surface", str(tree), str(scratch / "old")], cwd=ROOT)
 
 
 if __name__ == "__main__":

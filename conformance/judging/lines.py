@@ -30,7 +30,7 @@ def of_cache(code: str, classes: Sequence[str], played: list[tuple[str, int]], f
             steps.append(f"feed({', '.join(str(token + 1 + t) for t in range(n))})")
             token += n
         else:
-            steps.append(calls.get(name, f"trim(caches, {n})"))
+            steps.append(calls.get(name, f'print("trim returns", trim(caches, {n}))'))
     steps[-1] += f"  # {seen}"
     head = f"import mlx.core as mx\nfrom mlx_lm.models.cache import {', '.join(dict.fromkeys(classes))}\n"
     # As llama4 does it, whose mask says what a query sees.

@@ -100,8 +100,11 @@ def model_of(family: Family) -> Any:
     """One model a family."""
     if find_spec(f"mlx_lm.models.{family.model}") is None:
         raise NotOffered(f"the tree has no mlx_lm.models.{family.model}")
-    with patch.dict(CONFIGS, {family.model: config_of(family)}):
-        return steered(build(family.model))
+    try:
+        with patch.dict(CONFIGS, {family.model: config_of(family)}):
+            return steered(build(family.model))
+    except (TypeError, KeyError, ValueError) as error:
+        raise NotOffered(f"the suite has no configuration for the {family.model} of this tree: {error}") from error
 
 
 def config_of(family: Family) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""Pin another release: vendor/releases.toml, the environments of tox.ini, and what is expected to fail on it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pin import ROOT, VENDOR, Refused, fetch_unpinned, releases
+
+sys.path.insert(0, str(ROOT))
+from conformance.expected import FOLDER, nearest
+
+FLAVOURS = ("patched", "stock")
+READ = "New in {version}; somebody has to read it and give the reason."
+
+
+def edited(tox: str, version: str, last: str) -> str:
+    """tox.ini with the environments of another release beside those of the last one."""
+    tox = tox.replace(f",-{last}}}{{,-lowest}}", f",-{last},-{version}}}{{,-lowest}}")
+    tox = tox.replace(f",series-{last}}}]", f",series-{last},series-{version}}}]")
+    line = f"    {last}: RELEASE = --release {last}\n"
+    tox = tox.replace(line, line + line.replace(last, version))
+    more = ", ".join([*(f"{one}-{version}" for one in FLAVOURS), f"{{{','.join(FLAVOURS)}}}-{version}-lowest"])
+    return re.sub(r"^(    matrix = .*)$", rf"\1, {more}", tox, count=1, flags=re.MULTILINE)
+
+
+def pin(version: str, root: Path = ROOT) -> list[Path]:
+    """Write it down everywhere; the files that were changed or made."""
+    known, default = releases()
+    if version in known:
+        raise Refused(f"{version} is pinned.")
+    release = fetch_unpinned(version)
+    last = next(v for v in known if v != default)
+    toml, tox = root / "vendor" / "releases.toml", root / "tox.ini"
+    before = tox.read_text()
+    after = edited(before, version, last)
+    if after.count(version) < 6:
+        raise Refused(f"tox.ini does not list {last} as it did: add {version} by hand.")
+    files = [toml, tox]
+    for flavour in FLAVOURS:
+        made = root / FOLDER.relative_to(ROOT) / f"{version}-{flavour}.txt"
+        made.write_text(nearest(version, flavour, made.parent).read_text())
+        files.append(made)
+    toml.write_text(f'{toml.read_text().rstrip()}\n\n[releases."{version}"]\nsha256 = "{release.sha256}"\n')
+    tox.write_text(after)
+    return files
+
+
+def expect(scorecard: Path, expectations: Path, version: str) -> int:
+    """Add what failed in a run, drop what passed or is no test; how many lines somebody has to read."""
+    tests = {t: r for row in json.loads(scorecard.read_text())["rows"].values() for t, r in row.items()}
+    failed = {test: result.get("reason", "") for test, result in tests.items() if result["outcome"] == "failed"}
+    stale = {test for test, why in failed.items() if why.startswith("[XPASS") or "no test is" in why}
+    gone = stale | {why.rpartition("no test is ")[2] for why in failed.values() if "no test is" in why}
+    kept = [line for line in expectations.read_text().splitlines() if line not in gone]
+    new = sorted(set(failed) - stale)
+    for test in new:
+        kept += [
+            "",
+            f"# {READ.format(version=version)} {failed[test].splitlines()[0][:90] if failed[test] else ''}",
+            test,
+        ]
+    expectations.write_text("\n".join(kept) + "\n")
+    return len(new)
+
+
+def add(version: str) -> int:
+    """Pin it, apply the series to it, run the suite on it, and write what to read."""
+    files = pin(version)
+    print(f"pinned {version}: {', '.join(str(file.relative_to(ROOT)) for file in files)}", flush=True)
+    applied = subprocess.run([sys.executable, ROOT / "scripts" / "apply.py", "--no-install", "--release", version])
+    flavours = FLAVOURS if applied.returncode == 0 else FLAVOURS[1:]
+    if applied.returncode:
+        print(f"The series does not apply to {version} as it is: docs/porting.md says how to mend a patch for it.")
+    environments = ",".join(f"{flavour}-{version}" for flavour in flavours)
+    subprocess.run([ROOT / "scripts" / "tox.sh", "-e", environments])
+    for flavour in flavours:
+        expected = FOLDER / f"{version}-{flavour}.txt"
+        scorecard = ROOT / ".tox" / "scorecards" / f"{flavour}-{version}.json"
+        if scorecard.exists():
+            n = expect(scorecard, expected, version)
+            print(f"{expected.relative_to(ROOT)}: {n} new lines to read; a reason belongs above each")
+    return applied.returncode
+
+
+__all__ = ["VENDOR", "add", "edited", "expect", "pin"]
