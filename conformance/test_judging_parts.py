@@ -91,6 +91,14 @@ def test_what_rests_on_an_old_fault_says_so() -> None:
     assert (group.kind, group.contract, group.cause) == (BROKE, "C1", "C0: cache")
 
 
+def test_what_broke_explains_more_than_what_was_broken() -> None:
+    base = outcomes("C0: old", "C1: new", old=BROKEN, new=HOLDS, decode=HOLDS)
+    tree = outcomes("C0: old", "C1: new", old=BROKEN, new=BROKEN, decode=BROKEN)
+    base["C1: new"]["rests_on"] = tree["C1: new"]["rests_on"] = []
+    (group,) = differences(base, tree)
+    assert (group.contract, group.follow) == ("C1", ["C2: decode"])
+
+
 def test_one_error_is_one_line() -> None:
     base = {f"C3 exits: {n}": {**outcomes(one=HOLDS)["C0: one"], "contract": "C3 exits"} for n in range(9)}
     tree = {

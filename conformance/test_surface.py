@@ -120,5 +120,5 @@ def test_what_is_gone_is_found(tree: Path) -> None:
     cache.write_text(cache.read_text().replace("class ChunkedKVCache(", "class _ChunkedKVCache("))
     said = "\n".join(gone(tree))
     assert "the cache classes ChunkedKVCache." in said
-    assert "the models llama," in said
+    assert "the models llama." in said
     assert " ChunkedKVCache.trim" in said

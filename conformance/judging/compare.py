@@ -61,7 +61,12 @@ def differences(base: Outcomes, tree: Outcomes) -> list[Group]:
         for case, outcome in tree.items()
         if (kind := kind_of(base.get(case, {}).get("result", ABSENT), outcome["result"]))
     }
-    roots = {case: root_of(case, tree, broken.__contains__) for case, kind in changed.items() if kind == BROKE}
+    newly = [case for case, kind in changed.items() if kind == BROKE]
+    roots = {}
+    for case in newly:
+        # What broke explains more than what was broken.
+        root = root_of(case, tree, set(newly).__contains__)
+        roots[case] = root if root != case else root_of(case, tree, broken.__contains__)
     for case, kind in changed.items():
         outcome, root = tree[case], roots.get(case, case)
         if root != case and changed.get(root) == BROKE:
