@@ -1,7 +1,8 @@
-"""What one patch of the series changes, and whether its tests need it: scripts/review.sh N
+"""What a patch changes, and whether its tests need it: scripts/review.sh N, or scripts/review.sh DIRECTORY@REF
 
-python -m conformance.review N      patch N
-python -m conformance.review --all  all of them, one after the other
+python -m conformance.review N              patch N of the series
+python -m conformance.review --all          all of them, one after the other
+python -m conformance.review ~/mlx-lm@REF   the last commit of a ref of a clone; with --against, all since it left that
 """
 
 from __future__ import annotations
@@ -12,39 +13,21 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conformance.changed import changed_tests
-from conformance.series import PATCHES, checkout, commits, git, unpack
+from conformance.change import FAILURES, Change, NoChange, by_kind, failures, of_patch, of_ref, with_and_without
+from conformance.series import PATCHES, commits
 from conformance.surface import functions, modules, signature
-from conformance.trees import Done, run_tests
-from conformance.upstream import AS_ON_STOCK, KNOWN, outcome, related, with_model
+from conformance.upstream import KNOWN, outcome, related
 
-# How pytest ends when a test fails, when a file does not import, and when it is asked for tests of such a file.
-FAILURES = (1, 2, 4)
+# Tests of each kind that are named.
+SHOWN = 6
 
 
 def own_tests(patch: str) -> list[str]:
     return re.findall(r"^\+\+\+ b/(tests/test_\w+\.py)$", patch, re.MULTILINE)
-
-
-def selected(file: str, before: Path, after: Path) -> list[str]:
-    """What of a patch's tests is its own: those that it adds or changes, or the file if it changes what they share."""
-    old = (before / file).read_text() if (before / file).exists() else ""
-    return [f"{file}::{name}" for name in changed_tests(old, (after / file).read_text())] or [file]
-
-
-def with_and_without(number: int, folder: Path) -> tuple[Done, Done]:
-    """Run a patch's own tests on the series up to it, and on the series up to the one before."""
-    history = commits()
-    with_patch, without = (with_model(unpack(history[n], folder / str(n))) for n in (number, number - 1))
-    files = own_tests(PATCHES[number - 1].read_text())
-    tests = [test for file in files for test in selected(file, without, with_patch)]
-    passed = run_tests(with_patch, *tests, *AS_ON_STOCK)
-    for file in files:
-        (without / file).write_bytes((with_patch / file).read_bytes())
-    return passed, run_tests(without, *tests, *AS_ON_STOCK)
 
 
 @dataclass
@@ -80,12 +63,8 @@ def names(before: Path, after: Path) -> list[str]:
     return [*added, *removed, *changed]
 
 
-def size(report: Report, number: int) -> list[str]:
-    history = commits()
-    rows = [
-        line.split("\t") for line in git("diff", "--numstat", *history[number - 1 : number + 1]).decode().split("\n")
-    ]
-    counts = [(int(plus), int(minus), name) for plus, minus, name in (row for row in rows if len(row) == 3)]
+def size(report: Report, change: Change) -> list[str]:
+    counts = change.numbers()
     tests = [row for row in counts if row[2].startswith("tests/")]
 
     def lines(of: list[tuple[int, int, str]]) -> str:
@@ -97,7 +76,7 @@ def size(report: Report, number: int) -> list[str]:
     return files
 
 
-def build(report: Report, tree: Path, number: int) -> None:
+def build(report: Report, tree: Path, version: str) -> None:
     """Make the wheel of a tree."""
     command = [
         sys.executable,
@@ -111,8 +90,7 @@ def build(report: Report, tree: Path, number: int) -> None:
         "dist",
         ".",
     ]
-    version = checkout().name.removeprefix("mlx-lm-")
-    label = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": f"{version}+lookup.{number}"}
+    label = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": version}
     done = subprocess.run(command, cwd=tree, env=os.environ | label, capture_output=True, text=True)
     built = [path.name for path in (tree / "dist").glob("*.whl")]
     report.add("build", *(built or done.stderr.strip().splitlines()[-3:]))
@@ -120,13 +98,23 @@ def build(report: Report, tree: Path, number: int) -> None:
         report.faults.append("the tree as of this patch does not build")
 
 
-def run_own_tests(report: Report, number: int, folder: Path) -> None:
-    passed, failed = with_and_without(number, folder)
-    report.add("its tests", f"with it: {last_line(passed.said)}", f"without it: {last_line(failed.said)}")
+def run_own_tests(report: Report, change: Change, folder: Path) -> None:
+    passed, failed = with_and_without(change, folder, to_the_end=True)
+    report.add("its tests", f"with it: {last_line(passed.said)}", f"without it: {last_count(failed.said)}")
+    for what, tests in zip(("a wrong result", "for want of a name"), by_kind(failures(failed.said)), strict=True):
+        if tests:
+            named = [f"  {test.removeprefix('tests/')}  {how[:80]}" for test, how in tests[:SHOWN]]
+            more = [f"  and {len(tests) - SHOWN} more"] * (len(tests) > SHOWN)
+            report.add("", f"{len(tests)} fail without it, {what}:", *named, *more)
     if passed.returncode:
         report.faults.append("its tests fail with it")
     if failed.returncode not in FAILURES:
-        report.faults.append("its tests pass without it")
+        report.faults.append("its tests pass without it" if change.tests() else "it has no test")
+
+
+def last_count(said: str) -> str:
+    counts = re.findall(r"^=*\s*(\d+ (?:passed|failed|error).*?)\s*=*$", said, re.MULTILINE)
+    return counts[-1] if counts else last_line(said)
 
 
 def last_line(said: str) -> str:
@@ -146,7 +134,8 @@ def run_upstreams_tests(report: Report, trees: list[Path], files: list[str]) -> 
 
     for tree in trees:
         write(tree)
-    (before, failed_before), (after, failed) = (outcome(tree, tests) for tree in trees)
+    with ThreadPoolExecutor() as both:
+        (before, failed_before), (after, failed) = both.map(outcome, trees, [tests, tests])
     worse = sorted(failed - failed_before - set(KNOWN))
     report.add(
         "upstream", *tests, f"without it {before} pass, {len(failed_before)} fail; with it {after}, {len(failed)}"
@@ -154,35 +143,48 @@ def run_upstreams_tests(report: Report, trees: list[Path], files: list[str]) -> 
     report.faults += [f"{test} fails with it" for test in worse]
 
 
-def review(number: int) -> Report:
-    report, history = Report(), commits()
+def review(change: Change) -> Report:
+    report = Report()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        trees = [unpack(history[n], folder / f"tree{n}") for n in (number - 1, number)]
-        files = size(report, number)
+        trees = [change.unpack(commit, folder / f"tree{i}") for i, commit in enumerate((change.before, change.after))]
+        files = size(report, change)
         report.add("names", *names(*trees))
-        build(report, trees[1], number)
-        run_own_tests(report, number, folder)
+        build(report, trees[1], change.version)
+        run_own_tests(report, change, folder)
         run_upstreams_tests(report, trees, files)
     return report
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/review.sh", description=__doc__.splitlines()[0])
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("number", metavar="N", nargs="?", type=int, help="the number of a patch")
-    which.add_argument("--all", action="store_true", help="every patch of the series")
-    args = parser.parse_args()
+def changes_of(args: argparse.Namespace) -> list[tuple[str, Change]]:
+    """What is to be reviewed, with its title."""
+    if not args.all and not args.which.isdigit():
+        return [(args.which, of_ref(args.which, args.against))]
     last = len(commits()) - 1
-    if not args.all and not 1 <= args.number <= last:
-        parser.error(f"the series has the patches 1 to {last}")
+    if not args.all and not 1 <= int(args.which) <= last:
+        raise NoChange(f"the series has the patches 1 to {last}")
+    numbers = range(1, last + 1) if args.all else [int(args.which)]
+    return [(PATCHES[number - 1].stem, of_patch(number)) for number in numbers]
+
+
+def main() -> int:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="scripts/review.sh", description=__doc__, formatter_class=form)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("which", metavar="N|DIR@REF", nargs="?", help="a patch, or a ref of a clone")
+    which.add_argument("--all", action="store_true", help="every patch of the series")
+    parser.add_argument("--against", metavar="REF", default="", help="what the ref is to be merged into")
+    args = parser.parse_args()
     faulty = 0
-    for number in range(1, last + 1) if args.all else [args.number]:
-        print(PATCHES[number - 1].stem, flush=True)
-        report = review(number)
-        verdict = "; ".join(report.faults) or "it does what a patch has to do"
-        print("\n".join([*report.lines, f"  {'result':10}{verdict}\n"]), flush=True)
-        faulty += bool(report.faults)
+    try:
+        for title, change in changes_of(args):
+            print(title, flush=True)
+            report = review(change)
+            verdict = "; ".join(report.faults) or "it does what a patch has to do"
+            print("\n".join([*report.lines, f"  {'result':10}{verdict}\n"]), flush=True)
+            faulty += bool(report.faults)
+    except NoChange as error:
+        parser.error(str(error))
     return 1 if faulty else 0
 
 

@@ -17,7 +17,7 @@ from conformance import adapters
 from conformance.adapters import NAMES, SHIPPED, Adapter, Unusable, load
 from conformance.adapters.series import decode as decode_of_the_series
 from conformance.judging import caches, cases, column, commands, decoding, prefixes, states
-from conformance.judging.cases import Broken, Case, NotOffered, NotShown, Refused, ask, asked
+from conformance.judging.cases import Broken, Case, NotAsked, NotOffered, NotShown, Refused, ask, asked
 from conformance.judging.compare import BAD, BROKE, GONE, MENDED, OFFERED, differences, red
 from conformance.judging.screen import markdown, reproductions, screen
 from conformance.judging.written import written
@@ -63,6 +63,9 @@ def outcomes(*rests: str, **results: str) -> Outcomes:
         (HOLDS, NOT_OFFERED, GONE),
         (REFUSED, NOT_OFFERED, None),
         (BROKEN, NOT_OFFERED, None),
+        (HOLDS, cases.NOT_ASKED, None),
+        (cases.NOT_ASKED, HOLDS, None),
+        (cases.NOT_ASKED, BROKEN, BROKE),
     ],
 )
 def test_what_became_of_a_case(was: str, now: str, kind: str | None) -> None:
@@ -156,6 +159,7 @@ def test_whatever_a_case_raises_is_an_outcome() -> None:
     for error, result in (
         (NotOffered("no"), NOT_OFFERED),
         (NotShown("no"), cases.NOT_SHOWN),
+        (NotAsked("no"), cases.NOT_ASKED),
         (Refused("no"), REFUSED),
         (Broken("no"), BROKEN),
         (KeyError("no"), BROKEN),

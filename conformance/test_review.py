@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conformance import review, series
+from conformance.change import NoChange, of_patch, of_ref
 from conformance.changed import changed_tests
 from conformance.test_scripts import git
 
@@ -46,15 +47,13 @@ class Patch:
                 (checkout / name).write_text(text)
             git(checkout, "add", "--all")
             git(checkout, "commit", "--quiet", "--message", message)
-        patch = git(checkout, "format-patch", "-1", "--output-directory", str(folder))
+        self.checkout = checkout
         monkeypatch.setattr(series, "checkout", lambda release="": checkout)
-        monkeypatch.setattr(review, "checkout", lambda: checkout)
-        monkeypatch.setattr(review, "PATCHES", [Path(patch)])
         # The build is tested once.
         monkeypatch.setattr(review, "build", lambda *_: None)
 
     def report(self) -> review.Report:
-        return review.review(1)
+        return review.review(of_patch(1))
 
 
 @pytest.fixture
@@ -78,6 +77,26 @@ def test_a_good_patch(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "_hidden" not in said
 
 
+def test_a_ref_of_a_clone(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what fails without it, a wrong result proves more than a name that is missing."""
+    tests = "from mlx_lm.generate import step\n\ndef test_k():\n    assert step([], k=1) == 2\n\ndef test_n():\n    "
+    code = GOOD["mlx_lm/generate.py"].replace("n + k", "n + k if n else -1")
+    made = Patch(
+        tmp, monkeypatch, {"mlx_lm/generate.py": code, "tests/test_n.py": f"{tests}assert step([], 0) == -1\n"}
+    )
+    report = review.review(of_ref(f"{made.checkout}@HEAD"))
+    said = "\n".join(report.lines)
+    assert report.faults == []
+    assert "1 fail without it, a wrong result:" in said
+    assert "test_n.py::test_n  " in said
+    assert "1 fail without it, for want of a name:" in said
+    assert "test_n.py::test_k  TypeError" in said
+    assert of_ref(f"{made.checkout}@HEAD", "HEAD^").before == of_ref(f"{made.checkout}@HEAD").before
+    for wrong in (f"{made.checkout}@nothing", f"{made.checkout}@HEAD^", f"{tmp}@HEAD", "nowhere@HEAD", "abc"):
+        with pytest.raises(NoChange, match="has no commit"):
+            of_ref(wrong)
+
+
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
@@ -95,13 +114,12 @@ def test_a_fault_is_named(tmp: Path, monkeypatch: pytest.MonkeyPatch, changes: d
     assert report.faults == [fault]
 
 
-def test_a_tree_that_does_not_build(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(review, "checkout", lambda: Path("mlx-lm-0.1"))
+def test_a_tree_that_does_not_build(tmp: Path) -> None:
     (tmp / "pyproject.toml").write_text(
         "[build-system]\nrequires = []\nbuild-backend = 'missing'\nbackend-path = ['.']\n"
     )
     report = review.Report()
-    review.build(report, tmp, 1)
+    review.build(report, tmp, "0.1")
     assert report.faults == ["the tree as of this patch does not build"]
 
 

@@ -12,7 +12,8 @@ from statistics import median
 
 import pytest
 
-from conformance.review import FAILURES, own_tests, with_and_without
+from conformance.change import FAILURES, of_patch, with_and_without
+from conformance.review import own_tests
 from conformance.series import PATCHES, ROOT
 from conformance.trees import run_tests
 
@@ -224,7 +225,7 @@ def test_the_lint_finds_each_fault() -> None:
 @pytest.mark.series
 @pytest.mark.parametrize("number", range(1, len(PATCHES) + 1), ids=[path.stem for path in PATCHES])
 def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: Path) -> None:
-    passed, failed = with_and_without(number, tmp_path)
+    passed, failed = with_and_without(of_patch(number), tmp_path)
     assert passed.returncode == 0, passed.said[-3000:]
     assert failed.returncode in FAILURES, failed.said[-3000:]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ CONTEXT.set_forkserver_preload(["conformance.slow_imports"])
 # What the libraries read when they are imported. On Linux each compiled function would start a C++ compiler.
 SETTINGS = {"HF_HUB_OFFLINE": "1"} | ({"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {})
 OTHER_TREE = 99
+STARTING = threading.Lock()
 
 
 @dataclass
@@ -44,7 +46,8 @@ class FirstFailure:
 def run_tests(tree: Path, *arguments: str, to_the_end: bool = False) -> Done:
     """Run pytest in a tree, on the mlx-lm that is there, up to the first failure or to the end."""
     output = tree / "output.txt"
-    with patch.dict(os.environ, SETTINGS):
+    # One at a time: the variables are those of the whole process.
+    with STARTING, patch.dict(os.environ, SETTINGS):
         process = CONTEXT.Process(target=_child, args=(tree, arguments, to_the_end, output))
         process.start()
     process.join()

@@ -2,20 +2,22 @@
 set -euo pipefail
 usage() {
   cat <<'EOF'
-usage: scripts/review.sh [-h] N | --all
+usage: scripts/review.sh [-h] N | DIR@REF [--against REF] | --all
 
-For patch N of the series: its size and files, the public names that it adds, removes and changes, and whether
+For patch N of the series, or the last commit of a ref of a clone of mlx-lm: its size and files, the public names that it adds, removes and changes, and whether
   the series up to it builds a wheel,
-  its own tests pass with it and fail without it,
+  its own tests pass with it and fail without it: which, with a wrong result or for want of a name,
   the tests of mlx-lm's own that import what it changes fail nothing more than without it.
 
-  scripts/review.sh 6          one patch: a minute or two
-  scripts/review.sh --all      every patch
+  scripts/review.sh 6                                  one patch: a minute or less
+  scripts/review.sh ~/mlx-lm@fix                       the last commit of a branch
+  scripts/review.sh ~/mlx-lm@fix --against main        all of its commits since it left main
+  scripts/review.sh --all                              every patch
 EOF
 }
 case "$*" in
   -h | --help) usage; exit 0 ;;
-  --all) ;;
+  --all | ?*@?*) ;;
   "" | *[!0-9]*) usage >&2; exit 2 ;;
 esac
 

@@ -10,6 +10,8 @@ from typing import Any
 HOLDS, BROKEN, REFUSED = "holds", "broken", "refused"
 # Neither green nor red: the adapter or the tree does not have it; no draft came up, so nothing was shown.
 NOT_OFFERED, NOT_SHOWN = "not offered", "not shown"
+# Nor is what the suite cannot ask this tree.
+NOT_ASKED = "not asked"
 
 # What a tree that refuses says, before it does anything.
 REFUSAL = (ValueError, NotImplementedError)
@@ -18,6 +20,10 @@ MISSING = re.compile(r"cannot import name|No module named")
 
 class NotOffered(Exception):
     """What the adapter or the tree does not have."""
+
+
+class NotAsked(Exception):
+    """What the suite lacks for this tree."""
 
 
 class NotShown(Exception):
@@ -74,6 +80,8 @@ def asked(case: Case) -> Outcome:
         case.ask()
     except NotOffered as error:
         made.result, made.said = NOT_OFFERED, str(error)
+    except NotAsked as error:
+        made.result, made.said = NOT_ASKED, str(error)
     except NotShown as error:
         made.result, made.said = NOT_SHOWN, str(error)
     except Refused as error:

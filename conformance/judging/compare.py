@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-HOLDS, BROKEN, REFUSED, ABSENT = "holds", "broken", "refused", "absent"
+HOLDS, BROKEN, REFUSED, ABSENT, NOT_ASKED = "holds", "broken", "refused", "absent", "not asked"
 # Kinds of differences, in the order in which they are told.
 BROKE, GONE, MENDED, OFFERED = "broke", "no longer", "mended", "offered"
 KINDS = (BROKE, GONE, MENDED, OFFERED)
@@ -35,6 +35,8 @@ class Group:
 
 def kind_of(was: str, now: str) -> str | None:
     """What became of a case."""
+    if NOT_ASKED in (was, now):
+        return BROKE if now == BROKEN else None
     if now == BROKEN:
         return None if was == BROKEN else BROKE
     if was == BROKEN:

@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx_lm.models import cache as cache_module
 
 from conformance.architectures import CONFIGS, build, make_cache
-from conformance.judging.cases import NotOffered
+from conformance.judging.cases import NotAsked, NotOffered
 
 VOCAB, WINDOW, CYCLE = 64, 16, 6
 # How much a token adds to the logit of the one that mostly follows it.
@@ -104,7 +104,7 @@ def model_of(family: Family) -> Any:
         with patch.dict(CONFIGS, {family.model: config_of(family)}):
             return steered(build(family.model))
     except (TypeError, KeyError, ValueError) as error:
-        raise NotOffered(f"the suite has no configuration for the {family.model} of this tree: {error}") from error
+        raise NotAsked(f"the suite has no configuration for the {family.model} of this tree: {error}") from error
 
 
 def config_of(family: Family) -> dict[str, Any]:

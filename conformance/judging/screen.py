@@ -53,7 +53,7 @@ def head(base: Judged, tree: Judged, names: tuple[str, str]) -> list[str]:
 
 def standing(tree: Judged) -> str:
     results = Counter(outcome["result"] for outcome in tree["cases"].values())
-    order = ("holds", "broken", "refused", "not offered", "not shown")
+    order = ("holds", "broken", "refused", "not offered", "not shown", "not asked")
     return ", ".join(f"{results[result]} {result}" for result in order if results[result])
 
 

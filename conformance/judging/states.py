@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from conformance.adapters import Adapter
 from conformance.judging.caches import BLOCKS, SNAPSHOT, TRIM
-from conformance.judging.cases import Broken, Case, NotOffered, NotShown
+from conformance.judging.cases import Broken, Case, NotAsked, NotOffered, NotShown
 from conformance.judging.decodes import near
 from conformance.judging.models import FAMILIES, Family, gap, model_of, prompt_of
 
@@ -88,7 +88,7 @@ def offered(adapter: Adapter, *needs: str) -> None:
 def classes(family: Family) -> list[str]:
     try:
         return family.classes()
-    except NotOffered:
+    except (NotOffered, NotAsked):
         return []
 
 
