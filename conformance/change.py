@@ -87,7 +87,9 @@ def with_and_without(change: Change, folder: Path, to_the_end: bool = False) -> 
     if not tests:
         return Done(0, "it has no test"), Done(0, "it has no test")
     passed = run_tests(after, *tests, *AS_ON_STOCK)
-    for file in files:
+    # With what they share, which is not what is to be shown.
+    for file in (name for _, _, name in change.numbers() if name.startswith("tests/") and (after / name).exists()):
+        (before / file).parent.mkdir(exist_ok=True)
         (before / file).write_bytes((after / file).read_bytes())
     return passed, run_tests(before, "-rfE", *tests, *AS_ON_STOCK, to_the_end=to_the_end)
 

@@ -206,6 +206,15 @@ def test_what_an_adapter_lacks_is_not_offered(tmp_path: Path) -> None:
     assert '"result": "broken"' not in text
 
 
+def test_a_part_that_cannot_be_asked_is_named() -> None:
+    base, tree = (
+        judged(outcomes(kept=HOLDS)),
+        judged({}) | {"unasked": {"decoding": "cannot import name 'generate_step'"}},
+    )
+    for text in (screen(base, tree, ("a", "b")), markdown(base, tree, ("a", "b"))):
+        assert "decoding of the tree: cannot import name 'generate_step'" in text
+
+
 def test_lines_hold_what_they_use() -> None:
     text = written(decode_of_the_series)
     names: dict[str, Any] = {}

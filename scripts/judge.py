@@ -84,6 +84,7 @@ def judged(args: argparse.Namespace) -> int:
     adapter = str(Path(args.adapter).resolve()) if args.adapter and Path(args.adapter).is_file() else args.adapter
     with alone():
         sides = [environment(name) for name in (base_name, args.tree)]
+        print(f"asking {args.tree} and {base_name}", flush=True)
         runs = [started(at, how, args.only) for at, how in zip(sides, (args.base_adapter, adapter), strict=True)]
         base, tree = (finished(at, run) for at, run in zip(sides, runs, strict=True))
     names = base_name, args.tree
@@ -97,7 +98,8 @@ def judged(args: argparse.Namespace) -> int:
         args.markdown.write_text(markdown(base, tree, names), "utf-8")
     if args.scorecard:
         args.scorecard.write_text(json.dumps(column(tree, args.tree), indent=1) + "\n", "utf-8")
-    return int(red(differences(base["cases"], tree["cases"])))
+    broken = red(differences(base["cases"], tree["cases"]))
+    return 1 if broken else COULD_NOT if tree["unasked"] else 0
 
 
 def main() -> int:

@@ -12,10 +12,10 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # On Linux each compiled function starts a C++ compiler.
@@ -36,6 +36,20 @@ def say(text: str) -> None:
         print(f"\033[K{text[:100]}", file=sys.stderr, end="\r", flush=True)
 
 
+def all_cases(adapter: Any, only: str | None) -> tuple[list[Any], dict[str, str]]:
+    """The cases, and the parts that the tree lacks a name for, with what is missing."""
+    made: list[Any] = []
+    unasked: dict[str, str] = {}
+    for part in [only] if only else PARTS:
+        for where in PARTS[part]:
+            module, function = where.split(":")
+            try:
+                made += getattr(importlib.import_module(f"conformance.judging.{module}"), function)(adapter)
+            except ImportError as error:
+                unasked[part] = str(error)
+    return made, unasked
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the JSON file")
@@ -46,7 +60,7 @@ def main() -> int:
     try:
         import mlx_lm
 
-        from conformance.adapters import Adapter, Unusable, find, load
+        from conformance.adapters import Unusable, find, load
         from conformance.device import device
         from conformance.judging import caches, cases
     except ImportError as error:
@@ -58,24 +72,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
 
-    def all_cases(of: Adapter) -> Iterator[cases.Case]:
-        for part in [args.only] if args.only else PARTS:
-            for where in PARTS[part]:
-                module, function = where.split(":")
-                make: Callable[[Adapter], Iterator[cases.Case]]
-                try:
-                    make = getattr(importlib.import_module(f"conformance.judging.{module}"), function)
-                except ImportError as error:
-                    print(f"{part}: not asked, {error}.", file=sys.stderr)
-                    continue
-                yield from make(of)
-
     caches.small_steps()
-    found = cases.ask(all_cases(adapter), say)
+    made, unasked = all_cases(adapter, args.only)
+    found = cases.ask(made, say)
     about = {"mlx-lm": mlx_lm.__version__, "file": str(Path(mlx_lm.__file__).parent), "mlx": version("mlx")}
     about |= {"device": device(), "python": platform.python_version(), "adapter": adapter.name}
-    made = {**about, "seconds": round(time.monotonic() - started), "cases": {i: asdict(o) for i, o in found.items()}}
-    args.out.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    result = {**about, "seconds": round(time.monotonic() - started), "unasked": unasked}
+    result["cases"] = {case: asdict(outcome) for case, outcome in found.items()}
+    args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     say("")
     return 0
 

@@ -75,9 +75,19 @@ def screen(base: Judged, tree: Judged, names: tuple[str, str]) -> str:
                 lines += example(group)
             elif kind in BAD:
                 lines += wrapped(f"{'':14}{group.example}: {group.said}")
+    lines += [line for one in unasked(base, tree) for line in wrapped(f"not asked   {one}")]
     if missing := not_asked(base["cases"], tree["cases"]):
         lines.append(f"{'':12}{missing} cases of the base are not those of this adapter, and were not compared")
     return "\n".join([*lines, "", verdict(groups)])
+
+
+def unasked(base: Judged, tree: Judged) -> list[str]:
+    """The parts that could not be asked of one of the two."""
+    return [
+        f"{part} of the {what}: {why}"
+        for what, one in (("tree", tree), ("base", base))
+        for part, why in one.get("unasked", {}).items()
+    ]
 
 
 def wrapped(text: str) -> list[str]:
@@ -109,6 +119,7 @@ def markdown(base: Judged, tree: Judged, names: tuple[str, str]) -> str:
     groups = differences(base["cases"], tree["cases"])
     lines = [f"**{verdict(groups)}** `{names[1]}` against `{names[0]}`", ""]
     lines += [f"- {line}" for line in [*head(base, tree, names), f"the tree: {standing(tree)}"]]
+    lines += [f"- not asked: {one}" for one in unasked(base, tree)]
     lines += ["", "| | contract | cases | what |", "| --- | --- | --- | --- |"]
     for group in groups:
         about = f"{parts(group.cases)}{follow(group)}" + (
