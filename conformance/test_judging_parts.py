@@ -6,8 +6,10 @@ pytest conformance/test_judging_parts.py
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from conformance.judging.written import written
 from conformance.scorecard.cells import load as read_runs
 from conformance.scorecard.rows import ROWS
 from conformance.series import ROOT
+from conformance.speculation import GENERATE
 
 HOLDS, BROKEN, REFUSED, NOT_OFFERED = cases.HOLDS, cases.BROKEN, cases.REFUSED, cases.NOT_OFFERED
 STOCK = load("stock")
@@ -221,6 +224,19 @@ def test_lines_hold_what_they_use() -> None:
     exec("from __future__ import annotations\n" + text, names)
     assert "conformance" not in text.replace("conformance/", "")
     assert {"decode", "Scripted"} <= names.keys()
+
+
+def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "judging.md").read_text().split("## An adapter")[1]
+    code = re.search(r"^    import copy\n(?:    .*\n|\n)+", page, re.MULTILINE)
+    assert code
+    (tmp_path / "mine.py").write_text(textwrap.dedent(code[0]))
+    with pytest.raises(Unusable, match="cannot import name 'lookahead_step'"):
+        load(str(tmp_path / "mine.py"))
+    monkeypatch.setattr(GENERATE, "lookahead_step", lambda *_, **__: iter([(1, None, True)]), raising=False)
+    mine = load(str(tmp_path / "mine.py"))
+    assert mine.offers() == NAMES - {"fits"}
+    assert list(mine.decode(None, [1], None)) == [(1, None, True)]
 
 
 def test_the_interface_is_described() -> None:

@@ -99,11 +99,22 @@ def test_three_hundred_mixed_requests(server: Server, right: Reference) -> None:
     answers += load(server, requests[150:])
     after = resident(server)
     judge_all(requests, answers, right)
+    check_that_penalties_bite(requests, right)
     check_growth(before, after, 150)
     check_that_nobody_stands_still(server)
     assert server.healthy()
     TALLY["examples"] += len(requests)
     check_kinds(requests, answers)
+
+
+def check_that_penalties_bite(requests: Sequence[Request], right: Reference) -> None:
+    """A penalty that changes no text says nothing of what the processors are shown."""
+    names = {name for penalty in PENALTIES for name in penalty}
+    punished = {r.key: r for r in requests if r.malformed is None and r.body.keys() & names and not r.is_random}
+    without = [Request(r.path, {n: v for n, v in r.body.items() if n not in names}) for r in punished.values()]
+    bitten = [right(one).text != right(other).text for one, other in zip(punished.values(), without, strict=True)]
+    # A text of one token, or one that ends at once, is often the same.
+    assert sum(bitten) > len(bitten) / 2, f"{sum(bitten)} of {len(bitten)} texts are changed by their penalties"
 
 
 def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
