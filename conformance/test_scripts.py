@@ -376,8 +376,11 @@ def test_source_is_refused_rather_than_changed(clone: Clone, source: Path) -> No
 
 @pytest.mark.parametrize("script", ["apply.sh", "export.sh", "check.sh", "judge.sh", "port.sh", "review.sh"])
 def test_help(clone: Clone, script: str) -> None:
+    if script == "judge.sh":
+        # It compares without the environments that it makes.
+        shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
     done = clone.run(script, "--help")
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     assert f"scripts/{script}" in done.stdout
 
 
