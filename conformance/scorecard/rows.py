@@ -137,7 +137,7 @@ ROWS = (
         "tools",
         THE_SUITE,
         "what the tests and the benchmark use",
-        ("test_serving.py", "test_bench.py", "test_judging.py", "test_judging_parts.py"),
+        ("test_serving.py", "test_bench.py", "test_judging.py", "test_judging_parts.py", "test_mutation.py"),
     ),
     Row(
         "series and scripts",
