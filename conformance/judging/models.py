@@ -61,7 +61,9 @@ class Family:
 
 def _classes(caches: Iterable[Any]) -> Iterable[str]:
     for held in caches:
-        yield type(held).__name__ + (" with keep" if getattr(held, "keep", 0) else "")
+        yield type(held).__name__
+        if getattr(held, "keep", 0):
+            yield f"{type(held).__name__} with keep"
         yield from _classes(getattr(held, "caches", ()))
 
 
