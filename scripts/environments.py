@@ -29,9 +29,9 @@ class Environment:
     def python(self) -> Path:
         return self.folder / "venv" / "bin" / "python"
 
-    @property
-    def result(self) -> Path:
-        return self.folder / "result.json"
+    def result(self, side: str) -> Path:
+        """A tree can be its own base, with another adapter."""
+        return self.folder / f"{side}.json"
 
 
 def environment(name: str) -> Environment:

@@ -25,6 +25,7 @@ from conformance.judging.screen import markdown, reproductions, screen
 
 PARTS = ("caches", "decoding", "commands", "server")
 COULD_NOT = 2
+SIDES = ("base", "tree")
 
 
 def parse_args() -> argparse.Namespace:
@@ -50,19 +51,19 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def started(at: Environment, adapter: str | None, only: str | None) -> subprocess.Popen[str]:
-    command = [str(at.python), "-m", "conformance.judging", "--out", str(at.result)]
+def started(at: Environment, side: str, adapter: str | None, only: str | None) -> subprocess.Popen[str]:
+    command = [str(at.python), "-m", "conformance.judging", "--out", str(at.result(side))]
     command += ["--adapter", adapter] if adapter else []
     command += ["--only", only] if only else []
-    at.result.unlink(missing_ok=True)
+    at.result(side).unlink(missing_ok=True)
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
-def finished(at: Environment, run: subprocess.Popen[str]) -> dict[str, Any]:
+def finished(at: Environment, side: str, run: subprocess.Popen[str]) -> dict[str, Any]:
     said = run.communicate()[1].strip().splitlines()
-    if run.returncode or not at.result.exists():
+    if run.returncode or not at.result(side).exists():
         raise Refused(f"{at.name}: {said[-1] if said else 'it ended without a word'}")
-    judged: dict[str, Any] = json.loads(at.result.read_text())
+    judged: dict[str, Any] = json.loads(at.result(side).read_text())
     return judged
 
 
@@ -85,8 +86,9 @@ def judged(args: argparse.Namespace) -> int:
     with alone():
         sides = [environment(name) for name in (base_name, args.tree)]
         print(f"asking {args.tree} and {base_name}", flush=True)
-        runs = [started(at, how, args.only) for at, how in zip(sides, (args.base_adapter, adapter), strict=True)]
-        base, tree = (finished(at, run) for at, run in zip(sides, runs, strict=True))
+        asked = list(zip(sides, SIDES, (args.base_adapter, adapter), strict=True))
+        runs = [started(at, side, how, args.only) for at, side, how in asked]
+        base, tree = (finished(at, side, run) for (at, side, _), run in zip(asked, runs, strict=True))
     names = base_name, args.tree
     print(screen(base, tree, names))
     if RELEASE.fullmatch(args.tree) and args.tree not in releases()[0]:
