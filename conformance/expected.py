@@ -6,6 +6,13 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("expectations")
+# What an expected failure is, by the beginning of its reason, in the order in which they are told.
+KINDS = {"No such API: ": "no such API", "Wrong: ": "wrong", "Upstream model fault, ": "wrong", "Refused: ": "refused"}
+
+
+def kind(reason: str) -> str:
+    """Which of the three it is; nothing where a reason does not say."""
+    return next((word for start, word in KINDS.items() if reason.startswith(start)), "")
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -114,7 +115,8 @@ def cosmic_ray(shard: int, *command: str) -> subprocess.Popen[bytes]:
     line = [sys.executable, "-m", *(names.get(part, part) for part in command)]
     with (FOLDER / f"{shard}.log").open("ab") as log:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        return subprocess.Popen(line, cwd=FOLDER / f"tree{shard}", stdout=log, stderr=log, env=env)
+        tree = FOLDER / f"tree{shard}"
+        return subprocess.Popen(line, cwd=tree, stdout=log, stderr=log, env=env, start_new_session=True)
 
 
 def drawn(jobs: Iterable[str], sample: int, seed: int, shard: int) -> set[str]:
@@ -193,7 +195,8 @@ def run(sample: int, seed: int, minutes: int) -> int:
         try:
             one.wait(max(end - time.monotonic(), 1))
         except subprocess.TimeoutExpired:
-            one.terminate()
+            # With the tests that it runs.
+            os.killpg(one.pid, signal.SIGTERM)
             one.wait()
             print(f"it did not end in {minutes} minutes", flush=True)
     reasons = tomllib.loads(REASONS.read_text())["reasons"] if REASONS.exists() else {}

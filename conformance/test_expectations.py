@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.expectations import Expectation, read
-from conformance.expected import FOLDER, nearest
+from conformance.expected import FOLDER, kind, nearest
 from conformance.series import DEFAULT, RELEASES, ROOT
 
 # About this repository, whatever mlx-lm is installed.
@@ -162,6 +162,29 @@ def test_the_series_expects_only_faults_of_upstreams_models() -> None:
 )
 def test_too_much_is_found(id_: str, reason: str) -> None:
     assert len(too_much([Expectation("", id_, reason)])) == 1
+
+
+def unsaid(expectations: list[Expectation], titles: set[str]) -> list[str]:
+    """Reasons that do not say what they are, or name a section of docs/upstream.md that is not there."""
+    named = [(one, re.search(r"docs/upstream\.md: (.*)\.$", one.reason)) for one in expectations]
+    wrong = [one.where for one, match in named if not kind(one.reason) or (match and match[1] not in titles)]
+    return wrong + [one.where for one, match in named if kind(one.reason) == "wrong" and not match]
+
+
+TITLES = set(re.findall(r"^### (.*)$", (ROOT / "docs" / "upstream.md").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_each_reason_says_whether_it_is_missing_wrong_or_refused(path: Path) -> None:
+    assert unsaid(read(path), TITLES) == []
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["It has no drafts.", "Wrong: a mask.", "Wrong: a mask. docs/upstream.md: No such section.", "New in 9.9.9"],
+)
+def test_a_reason_that_does_not_say_is_found(reason: str) -> None:
+    assert "here" in unsaid([Expectation("here", "test_a.py::import", reason)], TITLES)
 
 
 def test_there_is_a_file_for_each_release_and_flavour() -> None:

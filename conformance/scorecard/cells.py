@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conformance.expected import KINDS, kind
 from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY
 
 PASSED, FAILED, EXPECTED, SKIPPED, LEFT_OUT = "passed", "failed", "expected", "skipped", "left out"
@@ -121,11 +122,25 @@ class Run:
         return [name for name in asked if not self.cell(name).run]
 
     @property
+    def kinds(self) -> Counter[str]:
+        """Of what is expected to fail: no such API, wrong, refused."""
+        found = Counter[str]()
+        for word in KINDS.values():
+            found[word] = 0
+        for (outcome, reason), tests in self.total.why.items():
+            if outcome == EXPECTED and kind(reason):
+                found[kind(reason)] += len(tests)
+        return +found
+
+    @property
     def verdict(self) -> str:
         if self.state == CONFORMANT:
             return CONFORMANT
         counts = self.total.counts
         said = [f"{counts[outcome]:,} {word}" for outcome, word in SAID.items() if counts[outcome]]
+        if kinds := self.kinds:
+            told = ", ".join(f"{n:,} {word}" for word, n in kinds.items())
+            said = [f"{one} ({told})" if one.endswith(SAID[EXPECTED]) else one for one in said]
         if self.empty:
             said.append(f"no test of {self.empty[0] if len(self.empty) == 1 else f'{len(self.empty)} rows'}")
         return ", ".join(said)
