@@ -1,8 +1,8 @@
 """What is expected to fail, for each release with and without the series.
 
 conformance/expectations/<release>-<stock or patched>.txt holds ids of tests, one a line, each below the reason it fails
-for (lines that begin with #). An id that ends in * stands for all that begin like it. A reason says which of three things
-it is, "No such API: ", "Wrong: " (or "Upstream model fault, MODEL: ") or "Refused: ", as a tree may what it cannot do.
+for (lines that begin with #). An id that ends in * stands for all that begin like it. A reason says which of three
+things it is, "No such API: ", "Wrong: " (or "Upstream model fault, MODEL: ") or "Refused: ", as a tree may.
 An expected failure that passes is a failure, and so is an id of no test. A version that has no file borrows that of the
 nearest release: there, what passes is an improvement, and an id of no test says nothing.
 """

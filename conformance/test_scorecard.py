@@ -23,7 +23,7 @@ from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, 
 from conformance.scorecard.page import page
 from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, matches, part
 from conformance.scorecard.table import filled, table
-from conformance.series import ROOT
+from conformance.series import RELEASES, ROOT
 
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository
@@ -300,6 +300,16 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
 
 
 MARKERS = "a\n<!-- scorecard -->\n<!-- end scorecard -->\nb\n"
+
+
+def test_the_page_opens_with_a_sentence_a_release(tmp_path: Path) -> None:
+    text = page(load([ROOT / "docs" / "scorecard.json"]))
+    for release in RELEASES:
+        for flavour in ("patched", "stock"):
+            sentence = text.index(f"<p><b>{release} {flavour}</b>: ")
+            assert text.index("<h1>") < sentence < text.index("<h2>The rows</h2>") < text.index('id="cards"')
+    assert " patched columns differ in " in text
+    assert "every row is green" in page(loaded(tmp_path, green()))
 
 
 def test_a_stale_table_is_found(tmp_path: Path) -> None:

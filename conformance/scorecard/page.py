@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Cell, Run, names
 from conformance.scorecard.rows import ROWS, Row
+from conformance.scorecard.table import newest
 
 TEMPLATE = Path(__file__).with_name("page.html")
 SIGNS = {CONFORMANT: "✓", EXPECTED: "!", SKIPPED: "○", LEFT_OUT: "○", FAILED: "✗", NOT_RUN: "—"}
@@ -50,6 +51,22 @@ def summary(runs: Sequence[Run]) -> str:
         return f'<div class="card"><h3>{escape(name)}</h3>{badge(run.state, run.verdict)}{about}{link}</div>'
 
     return "".join(card(i, run, name) for i, (run, name) in enumerate(zip(runs, names(runs), strict=True)))
+
+
+def sentences(runs: Sequence[Run]) -> str:
+    """A sentence a release, and one of what differs between the columns of a flavour."""
+    said = []
+    for run in newest(runs):
+        total = run.total
+        rest = "every row is green" if run.state == CONFORMANT else run.verdict
+        said.append(f"<b>{escape(run.name)}</b>: {total.passed:,} of {total.tests:,} tests passed; {escape(rest)}.")
+    for flavour in dict.fromkeys(run.about["flavour"] for run in runs):
+        of = [run for run in runs if run.about["flavour"] == flavour]
+        other = [row.name for row in ROWS if len({run.cell(row.name).state for run in of}) > 1]
+        if len(of) > 1:
+            what = f"differ in {', '.join(other)}" if other else "have the same colour in every row"
+            said.append(f"The {len(of)} {escape(flavour)} columns {escape(what)}.")
+    return "".join(f"<p>{one}</p>" for one in said)
 
 
 def line(row: Row, runs: Sequence[Run]) -> str:
@@ -109,6 +126,7 @@ def why(i: int, run: Run, name: str) -> str:
 def page(runs: Sequence[Run]) -> str:
     whys = "".join(why(i, run, name) for i, (run, name) in enumerate(zip(runs, names(runs), strict=True)))
     filled = {
+        "SENTENCES": sentences(runs),
         "SUMMARY": summary(runs) or "<p>No run is kept yet.</p>",
         "ROWS": rows(runs) if runs else "",
         "PARTS": "".join(parts(row, runs) for row in ROWS),
