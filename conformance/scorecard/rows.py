@@ -33,12 +33,18 @@ ROWS = (
         ("test_cache_machines.py", "test_batch_machines.py"),
         r"\[(.*)\]",
     ),
-    Row("C1 snapshot", "contracts", "restore brings everything back", ("test_cache_faults.py", "test_benchmarks.py")),
+    Row(
+        "C1 snapshot",
+        "contracts",
+        "restore brings everything back",
+        ("test_cache_faults.py", "test_benchmarks.py", "test_contracts.py::test_holds[C1 *", "test_contracts.py"),
+    ),
     Row(
         "C2 no silent no-op",
         "contracts",
         "what cannot be rolled back is an error or is restored",
         (
+            "test_contracts.py::test_holds[C2 *",
             "test_speculation_contracts.py::test_is_decoded*",
             "test_draft_models.py::test_one_draft_token_from_a_cache_that_cannot_trim",
             "test_exits.py::test_every_family_that_is_restored_is_known",
@@ -60,7 +66,13 @@ ROWS = (
         "C4 parity",
         "contracts",
         "the tokens and log probabilities of plain decoding",
-        ("test_parity.py", "test_strategies.py", "test_examples.py", "test_speculation_contracts.py"),
+        (
+            "test_parity.py",
+            "test_strategies.py",
+            "test_examples.py",
+            "test_speculation_contracts.py",
+            "test_contracts.py::test_holds[C4 *",
+        ),
     ),
     Row(
         "C5 processors",
