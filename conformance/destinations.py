@@ -223,6 +223,8 @@ SERVER: Table = {
         *DRAFTING["--num-draft-tokens"],
         Case("6", "step.num_draft_tokens", 6, "--draft-model a/draft"),
     ),
+    "--draft-margin": (*DRAFTING["--draft-margin"], Case("0.25", "step.margin", 0.25, "--draft-model a/draft")),
+    "--draft-reference": (Case(REFERENCE, drafts_from_the_start, True, AUTO),),
     "--draft-memory-scope": (Case("request", forgets, True, MOD, then={}),),
     "--log-level": (Case("ERROR", "log.level", 40),),
     "--chat-template": (Case("x", "load.tokenizer_config", {"trust_remote_code": False, "chat_template": "x"}),),
