@@ -30,7 +30,7 @@ _TURN = re.compile(
     r"(  Drafting: (?P<drafting>[^\n]*)\n)?",
     re.DOTALL,
 )
-_DRAFTING = re.compile(r"(\w+), (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward(, [\w ]+)?")
+_DRAFTING = re.compile(r"(\w+), (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward(, .+)?")
 
 
 class Terminal:
