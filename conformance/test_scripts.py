@@ -296,7 +296,17 @@ def test_wrong_hash_in_the_pin(clone: Clone) -> None:
 
 def test_no_network(clone: Clone) -> None:
     shutil.rmtree(clone.root / "vendor" / "sdist")
-    assert "is the network there?" in clone.refused("apply.sh", "--no-install", PIP_NO_INDEX="1")
+    message = clone.refused("apply.sh", "--no-install", PIP_NO_INDEX="1")
+    assert "is the network there?" in message
+    assert "ERROR" not in message
+    assert len(message.splitlines()) == 1
+
+
+def test_no_network_when_it_is_built(clone: Clone) -> None:
+    clone.apply("--until", "0")
+    message = clone.refused("apply.sh", "--until", "0", PIP_NO_INDEX="1")
+    assert "is the network there?" in message
+    assert len(message.splitlines()) == 1
 
 
 def test_unknown_release(clone: Clone) -> None:
@@ -361,6 +371,34 @@ def test_source_gets_one_branch(clone: Clone, source: Path) -> None:
     assert git(source, "status", "--porcelain") == "?? notes.txt"
     assert len(git(source, "log", "--oneline", "main..prompt-lookup").splitlines()) == len(clone.patches())
     assert "already applied" in clone.apply("--source", str(source))
+
+
+def test_a_source_that_has_moved_on(clone: Clone, source: Path) -> None:
+    """The message names the patch and the file, and the command that tells the rest, none that is for releases."""
+    path = source / "mlx_lm" / "models" / "cache.py"
+    path.write_text(path.read_text().replace("class ConcatenateKVCache(_BaseCache):", "class Another(_BaseCache):"))
+    path.write_text(re.sub(r"(?m)^( +)def trim\(self, n\):", r"\1def trim(self, n, /):", path.read_text()))
+    git(source, "commit", "--quiet", "--all", "--message", "upstream goes on")
+    message = clone.refused("apply.sh", "--source", str(source), "--no-install")
+    where = re.escape(f"{source} at {git(source, 'rev-parse', 'HEAD')[:12]}")
+    assert re.search(rf"^error: (\S+\.patch) does not apply to {where}", message)
+    assert "mlx_lm/models/cache.py" in message
+    assert f"scripts/port.sh --source {shlex.quote(str(source))}" in message
+    assert not re.search("--until|--release|export.sh", message)
+    assert git(source, "branch", "--list", "prompt-lookup") == ""
+
+
+def test_the_version_of_a_source_is_honest(clone: Clone, source: Path) -> None:
+    """A release only if it is that release; the commit where it is another, or where no tag is known."""
+    head = git(source, "rev-parse", "HEAD")[:9]
+    n = len(clone.patches())
+    assert f"MLX_LM=0+g{head}.lookup.{n} " in clone.apply("--source", str(source))
+    git(source, "tag", "v0.32.2")
+    assert f"MLX_LM=0.32.2+lookup.{n} " in clone.apply("--source", str(source))
+    git(source, "branch", "--delete", "--force", "prompt-lookup")
+    git(source, "commit", "--quiet", "--allow-empty", "--message", "one more")
+    head = git(source, "rev-parse", "HEAD")[:9]
+    assert f"MLX_LM=0.32.3.dev1+g{head}.lookup.{n} " in clone.apply("--source", str(source))
 
 
 def test_source_is_refused_rather_than_changed(clone: Clone, source: Path) -> None:
