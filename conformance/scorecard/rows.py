@@ -139,7 +139,12 @@ ROWS = (
         ),
     ),
     Row("verdicts", THE_SUITE, "near ties and faults are told apart", ("test_verdicts.py", "test_check.py")),
-    Row("tools", THE_SUITE, "what the tests and the benchmark use", ("test_serving.py", "test_bench.py")),
+    Row(
+        "tools",
+        THE_SUITE,
+        "what the tests and the benchmark use",
+        ("test_serving.py", "test_bench.py", "test_report.py"),
+    ),
     Row(
         "series and scripts",
         THIS_REPOSITORY,
