@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ FAULTS: dict[str, Callable[[list[int], Turn], tuple[list[int], Turn]]] = {
 class Recorder:
     """Stands for ``stream_generate`` in the chat."""
 
-    def __init__(self, generate: Callable[..., Iterator[Any]], path: Path, fault: str = "") -> None:
+    def __init__(self, generate: Callable[..., Generator[Any, None, None]], path: Path, fault: str = "") -> None:
         self._generate, self._path, self._fault = generate, path, FAULTS.get(fault)
         self._cache: Any = None
         self._unused: Any = None
