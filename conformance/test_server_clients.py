@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -186,3 +187,14 @@ def test_a_memory_outlives_a_kill(tmp_path: Path) -> None:
         first = accepted(server)
     with serve(*MOD, str(tmp_path / "new"), env=FAST) as server:
         assert accepted(server) < first
+
+
+def test_the_curl_of_the_document_changes_something(server: Server) -> None:
+    document = (FIXTURE.parents[1] / "docs" / "serving.md").read_text()
+    command = document.split("<!-- curl -->\n")[1].split("<!-- end curl -->")[0]
+    _, address, *_, body = shlex.split(command)
+    said = server.post(json.loads(body), address.removeprefix("localhost:8080")).json()
+    assert said["choices"][0]["message"]["content"].count("count") == 3
+    details = said["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 0
+    assert details["draft"]["forwards"] < said["usage"]["completion_tokens"]
