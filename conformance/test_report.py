@@ -164,6 +164,15 @@ def test_what_is_no_report_is_found(
     assert not (docs / "benchmarks" / "reports.json").exists()
 
 
+def test_on_the_page_of_the_benchmark(report: Report) -> None:
+    from conformance.bench.page import COLUMNS, reported, shown
+
+    rows = [shown("report", row) for row in reported([on(report, "Apple M4 Pro")])]
+    assert [row[COLUMNS.index("workload")] for row in rows] == [each["workload"] for each in report["speeds"]]
+    assert all(row[COLUMNS.index("device")].startswith("Apple M4 Pro, CPU") for row in rows)
+    assert all(row[COLUMNS.index("speed")] > 0 for row in rows)
+
+
 def test_names_do_no_harm_in_a_page(report: Report) -> None:
     text = page.by_chip([on(report, "a | b\n<script>[x](http://y)", model="`m`")])
     assert len(text.splitlines()) == 3

@@ -44,6 +44,7 @@ def merge(args: argparse.Namespace) -> int:
     kept.write_text(json.dumps(reports, indent=1) + "\n", "utf-8")
     document.write_text(filled(document.read_text("utf-8"), reports), "utf-8")
     print(f"{len(new)} of {len(reports)} reports are new or newer: {kept}, {document}")
+    print("scripts/bench.sh --render puts them on the page of the benchmark.")
     return 0
 
 
