@@ -412,7 +412,7 @@ def test_source_is_refused_rather_than_changed(clone: Clone, source: Path) -> No
     assert git(source, "branch", "--list", "prompt-lookup") == ""
 
 
-@pytest.mark.parametrize("script", ["apply.sh", "export.sh", "check.sh", "port.sh", "review.sh"])
+@pytest.mark.parametrize("script", ["apply.sh", "export.sh", "check.sh", "port.sh", "report.sh", "review.sh"])
 def test_help(clone: Clone, script: str) -> None:
     done = clone.run(script, "--help")
     assert done.returncode == 0
