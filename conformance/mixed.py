@@ -62,6 +62,7 @@ MALFORMED: list[Any] = [
     {"draft_type": "auto", "num_draft_tokens": 0},
     {"draft_type": "auto", "ngram_size": "3"},
     {"prediction": {"type": "content", "content": 5}},
+    {"stop": "too long " * 2**14},
     {"max_tokens": 0},
     b"{",
     b"[]",

@@ -156,6 +156,7 @@ ROWS = (
             "test_scorecard.py",
             "test_scripts.py",
             "test_series.py",
+            "test_source.py",
             "test_upstream_faults.py",
             "expectations/*",
         ),
