@@ -93,6 +93,8 @@ def load(model: str) -> tuple[Any, Any]:
         found: tuple[Any, Any] = mlx_lm.load(model)
     except (OSError, ValueError, RuntimeError) as error:
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if "tokenizer" in told:
+            told = "there is no tokenizer in it that transformers can load, such as a tokenizer.json"
         where = "" if Path(model).is_dir() else ", which is no directory here,"
         raise Unusable(f"{model}{where} cannot be loaded: {told}") from error
     return found

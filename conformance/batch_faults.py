@@ -222,10 +222,10 @@ def raise_for_some() -> None:
 
     n_formatted = count(1)
 
-    def format_tops(logprobs: Any, n: int, tokenizer: Any) -> Any:
+    def format_tops(logprobs: Any, n: int, *args: Any) -> Any:
         if n == FAILING["format"]["top_logprobs"] and next(n_formatted) % 3 == 0:
             raise ZeroDivisionError("the format raises")
-        return tops(logprobs, n, tokenizer)
+        return tops(logprobs, n, *args)
 
     DraftOptions.make_strategy, server.make_sampler = make_strategy, make_sampler
     server.make_logits_processors, server._format_top_logprobs = make_processors, format_tops

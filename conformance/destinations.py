@@ -171,20 +171,8 @@ PIPELINE = (Case("", split_by_layers, True, ranks=2),)
 SYSTEM = (Case("Brief.", says("<|system|>Brief."), True),)
 ACTIVATIONS = (Case("", "load.model_config", {"quantize_activations": True}),)
 
-GENERATE: Table = {
-    "--extra-eos-token": (Case("x", stops_at("x"), True),),
-    "--system-prompt": SYSTEM,
-    "--prompt": (Case("Show.", says("<|user|>Show.<|end|>"), True),),
-    "--image": (Case(f"{IMAGE} {IMAGE}", pixels, [7, 8, 7, 8]),),
-    "--prefill-response": (Case("Yes", says("<|assistant|>Yes"), True),),
-    "--seed": (Case("3", "seed.seed", 3),),
-    "--ignore-chat-template": (Case("", says("<|user|>"), False),),
-    "--use-default-chat-template": (Case("", "tokenizer.it.chat_template", "default", template=False),),
-    "--chat-template-config": (Case('{"thinking":5}', "template.thinking", 5),),
-    "--verbose": (Case("False", prints("Generation:"), False),),
-    "--max-kv-size": (Case("64", "step.max_kv_size", 64),),
-    "--prompt-cache-file": (Case("a_cache", "step.prompt_cache.file_name", "a_cache"),),
-    "--quantize-activations": ACTIVATIONS,
+# Of the commands that take one, and a text to draft from.
+DRAFT_MODEL: Table = {
     "--draft-model": (
         Case("a/draft", "step.strategy.model.loaded_from", "a/draft"),
         Case("a/draft", "step.num_draft_tokens", 3),
@@ -196,12 +184,31 @@ GENERATE: Table = {
     "--draft-margin": (*DRAFTING["--draft-margin"], Case("0.25", "step.margin", 0.25, "--draft-model a/draft")),
     "--draft-reference": (Case(REFERENCE, drafts_from_the_start, True, AUTO),),
 }
+
+GENERATE: Table = {
+    "--extra-eos-token": (Case("x", stops_at("x"), True),),
+    "--system-prompt": SYSTEM,
+    "--prompt": (Case("Show.", says("<|user|>Show.<|end|>"), True),),
+    "--image": (Case(f"{IMAGE} {IMAGE}", pixels, [7, 8, 7, 8]),),
+    "--prefill-response": (Case("Yes", says("<|assistant|>Yes"), True),),
+    "--seed": (Case("3", "seed.seed", 3),),
+    "--ignore-chat-template": (Case("", says("<|user|>"), False),),
+    "--use-default-chat-template": (Case("", "tokenizer.it.chat_template", "default", template=False),),
+    "--chat-template-config": (Case('{"thinking":5}', "template.thinking", 5),),
+    "--verbose": (Case("False", prints("Generation:"), False),),
+    "--json": (Case("", prints('{"text": '), True),),
+    "--max-kv-size": (Case("64", "step.max_kv_size", 64),),
+    "--prompt-cache-file": (Case("a_cache", "step.prompt_cache.file_name", "a_cache"),),
+    "--quantize-activations": ACTIVATIONS,
+    **DRAFT_MODEL,
+}
 CHAT: Table = {
     "--seed": (Case("3", "seed.seed", 3),),
     "--max-kv-size": (Case("64", "step.prompt_cache.max_kv_size", 64),),
     "--system-prompt": SYSTEM,
     "--chat-template-config": (Case('{"thinking":5}', "template.thinking", 5),),
     "--pipeline": PIPELINE,
+    **DRAFT_MODEL,
 }
 BENCHMARK: Table = {
     "--trust-remote-code": TRUST[:1],
@@ -218,11 +225,6 @@ SERVER: Table = {
     "--host": (Case("127.0.0.9", "http.address", "127.0.0.9"),),
     "--port": (Case("8099", "http.port", 8099),),
     "--allowed-origins": (Case("there,here", answers("Access-Control-Allow-Origin: here"), True),),
-    "--draft-model": (Case("a/draft", "step.strategy.model.loaded_from", "a/draft"),),
-    "--num-draft-tokens": (
-        *DRAFTING["--num-draft-tokens"],
-        Case("6", "step.num_draft_tokens", 6, "--draft-model a/draft"),
-    ),
     "--draft-memory-scope": (Case("request", forgets, True, MOD, then={}),),
     "--log-level": (Case("ERROR", "log.level", 40),),
     "--chat-template": (Case("x", "load.tokenizer_config", {"trust_remote_code": False, "chat_template": "x"}),),
@@ -237,6 +239,7 @@ SERVER: Table = {
         Case("5MB", "prompt_cache.it.max_bytes", 5_000_000, body={"seed": 1}),
     ),
     "--pipeline": PIPELINE,
+    **DRAFT_MODEL,
 }
 
 # The other tables are for all commands that have an option of that name.

@@ -59,11 +59,11 @@ def calibrate() -> None:
     """A fault: the first response finds out what blocks cost."""
     learned = GENERATE.block_costs
 
-    def measured(model: Any) -> Any:
+    def measured(model: Any, *kv_bits: Any) -> Any:
         if not hasattr(model, "_block_costs"):
             for n_tokens in (1, 2, 4, 8, 16):
                 mx.eval(model(mx.zeros((1, n_tokens), mx.uint32), cache=make_prompt_cache(model)))
-        return learned(model)
+        return learned(model, *kv_bits)
 
     GENERATE.block_costs = measured  # type: ignore[attr-defined]
 

@@ -283,6 +283,10 @@ class Connection:
     def makefile(self, *_: Any) -> io.BytesIO:
         return self._request
 
+    def recv(self, *_: Any) -> bytes:
+        """It is open, and nothing more comes."""
+        raise BlockingIOError
+
     def sendall(self, data: bytes) -> None:
         self._sent += data
 

@@ -61,8 +61,8 @@ MALFORMED: list[Any] = [
     {"draft_type": "oracle"},
     {"draft_type": "auto", "num_draft_tokens": 0},
     {"draft_type": "auto", "ngram_size": "3"},
-    {"prediction": {"type": "content", "content": ""}},
-    {"prediction": {"type": "content", "content": "too long " * 2**14}},
+    {"prediction": {"type": "content", "content": 5}},
+    {"stop": "too long " * 2**14},
     {"max_tokens": 0},
     b"{",
     b"[]",
@@ -185,7 +185,7 @@ def send(client: Client, request: Request) -> Answer:
 def read(response: requests.Response) -> Answer:
     answer = response.json()
     if response.status_code != 200:
-        return Answer(response.status_code, error=answer["error"])
+        return Answer(response.status_code, error=answer["error"]["message"])
     choice = answer["choices"][0]
     text = choice["text"] if "text" in choice else choice["message"].get("content", "")
     return Answer(200, text, choice["finish_reason"], answer["usage"])

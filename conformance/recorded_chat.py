@@ -1,6 +1,6 @@
 """`mlx_lm.chat`, with a record of each turn: what was fed, what was generated, and what is known afterwards.
 
-RECORD=file [FAULT=name] python -m conformance.recorded_chat ARGUMENTS
+RECORD=file [FAULT=name] [INTERRUPT=tokens] python -m conformance.recorded_chat ARGUMENTS
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import copy
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ chat: Any = importlib.import_module("mlx_lm.chat")
 Turn = dict[str, Any]
 # What was fed and generated since the cache was made.
 conversation: list[int] = []
+
+
+# After how many tokens of each answer Ctrl-C is pressed, 0 for never.
+INTERRUPT = int(os.environ.get("INTERRUPT", "0"))
 
 
 def forgets(prompt: list[int], drafting: Turn) -> tuple[list[int], Turn]:
@@ -29,15 +34,21 @@ def feeds_twice(prompt: list[int], drafting: Turn) -> tuple[list[int], Turn]:
     return conversation + prompt, drafting
 
 
+def does_not_stop(prompt: list[int], drafting: Turn) -> tuple[list[int], Turn]:
+    """Ctrl-C does nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return prompt, drafting
+
+
 FAULTS: dict[str, Callable[[list[int], Turn], tuple[list[int], Turn]]] = {
-    fault.__name__: fault for fault in (forgets, feeds_twice)
+    fault.__name__: fault for fault in (forgets, feeds_twice, does_not_stop)
 }
 
 
 class Recorder:
     """Stands for ``stream_generate`` in the chat."""
 
-    def __init__(self, generate: Callable[..., Iterator[Any]], path: Path, fault: str = "") -> None:
+    def __init__(self, generate: Callable[..., Generator[Any, None, None]], path: Path, fault: str = "") -> None:
         self._generate, self._path, self._fault = generate, path, FAULTS.get(fault)
         self._cache: Any = None
         self._unused: Any = None
@@ -58,18 +69,31 @@ class Recorder:
             strategy = kwargs.get("draft_strategy")
         if strategy is not None and "observe" not in vars(strategy):
             self._listen_to(strategy)
-        answer = []
-        for response in self._generate(model, tokenizer, prompt, prompt_cache=prompt_cache, **kwargs):
-            answer.append(response.token)
-            yield response
-        conversation.extend([*prompt, *answer])
+        answer: list[int] = []
+        counts = None
+        responses = self._generate(model, tokenizer, prompt, prompt_cache=prompt_cache, **kwargs)
+        try:
+            for response in responses:
+                answer.append(response.token)
+                counts = None if response.draft is None else vars(response.draft)
+                yield response
+                if len(answer) == INTERRUPT:
+                    signal.raise_signal(signal.SIGINT)
+        finally:
+            # The answer may be interrupted.
+            responses.close()
+            self._note([*prompt, *answer], new, len(prompt), prompt_cache, counts)
+
+    def _note(self, added: list[int], new: int, fed: int, prompt_cache: Any, counts: Turn | None) -> None:
+        conversation.extend(added)
         turn = {
             "new": new,
-            "fed": len(prompt),
+            "fed": fed,
             "conversation": list(conversation),
-            "history": list(self._history),
+            # A draft model knows what its cache holds, which comes last.
+            "history": list(self._history) or conversation[: prompt_cache[-1].offset],
             "cached": prompt_cache[0].offset,
-            "counts": None if response.draft is None else vars(response.draft),
+            "counts": counts,
         }
         with self._path.open("a") as file:
             print(json.dumps(turn), file=file)

@@ -71,6 +71,21 @@ def show_another_prefix() -> None:
     server.make_logits_processors = make_misled
 
 
+def answer_in_words() -> None:
+    """An error is a text and not an object."""
+    server._error = lambda code, message: {"error": message}
+
+
+def never_look_at_the_client() -> None:
+    """A client that waits for the whole answer is not looked at meanwhile."""
+    server.APIHandler._check_client = lambda _: None
+
+
+def save_often() -> None:
+    """Not a fault: the shared memory is written ten times a second."""
+    server.SAVE_INTERVAL = 0.1
+
+
 def load_slowly() -> None:
     """Not a fault: a model takes longer to load than a server may take to stop."""
     load = server.load

@@ -30,7 +30,7 @@ _TURN = re.compile(
     r"(  Drafting: (?P<drafting>[^\n]*)\n)?",
     re.DOTALL,
 )
-_DRAFTING = re.compile(r"(\w+), (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward(, [\w ]+)?")
+_DRAFTING = re.compile(r"(\w+), (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward(, .+)?")
 
 
 class Terminal:
@@ -97,14 +97,16 @@ class Chat:
     shown: str
 
 
-def chat(folder: Path, queries: Sequence[str], *args: str, fault: str = "") -> Chat:
-    """Type these queries into `mlx_lm.chat`, then ``q``."""
+def chat(folder: Path, queries: Sequence[str], *args: str, fault: str = "", interrupt: int = 0) -> Chat:
+    """Type these queries into `mlx_lm.chat`, then ``q``; or press Ctrl-C after so many tokens of each answer, and end
+    with Ctrl-D.
+    """
     record = folder / "record.jsonl"
     record.unlink(missing_ok=True)
-    terminal = Terminal(
-        [sys.executable, "-m", "conformance.recorded_chat", "--model", str(FIXTURE), *args],
-        {"RECORD": str(record), "FAULT": fault, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    env = {"RECORD": str(record), "FAULT": fault, "INTERRUPT": str(interrupt)}
+    env |= {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "conformance.recorded_chat", "--model", str(FIXTURE), *args]
+    terminal = Terminal(command, env)
     shown, turns = terminal.read_until(PROMPT), []
     for query in queries:
         terminal.type(query)
@@ -112,7 +114,7 @@ def chat(folder: Path, queries: Sequence[str], *args: str, fault: str = "") -> C
         shown += answer
         if len(query) > 1:
             turns.append(Turn.read(answer, query))
-    terminal.type("q")
+    terminal.type("\x04" if interrupt else "q")
     shown += terminal.read_until("bye\n")
     assert terminal.end() == 0, shown
     return Chat(turns, [json.loads(line) for line in record.read_text().splitlines()], shown)

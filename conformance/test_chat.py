@@ -92,7 +92,7 @@ def test_with_drafts(name: str, plain: Chat, folder: Path) -> None:
         drafted, accepted, rate = turn.counts()
         counts = record["counts"]
         assert (drafted, accepted) == (counts["drafted"], counts["accepted"])
-        assert f"{turn.tokens / counts['forwards']:.2f}" == f"{rate:.2f}"
+        assert f"{max(turn.tokens / counts['forwards'], 1):.2f}" == f"{rate:.2f}"
     if name != "gated":
         assert not no_better(session.turns[:4])
 
@@ -103,6 +103,40 @@ def test_a_planted_fault_is_found(fault: str, folder: Path) -> None:
     found = "\n".join(complaints(session))
     assert {"forgets": "the drafter knows", "feeds_twice": "new ones"}[fault] in found
     assert no_better(session.turns) == ([2] if fault == "forgets" else [])
+
+
+def check_interrupted(folder: Path, *args: str, queries: int = 3, fault: str = "") -> None:
+    """Ctrl-C in each answer: it ends there, the cache and the drafter hold what was shown, and the chat goes on."""
+    session = chat(folder, QUERIES[:queries], *args, fault=fault, interrupt=6)
+    assert len(session.records) == queries
+    assert not [complaint for complaint in complaints(session) if "after a reset" not in complaint]
+    assert {turn.tokens for turn in session.turns} == {7}
+    assert "Traceback" not in session.shown
+
+
+@pytest.mark.parametrize(
+    "args", [(), DRAFTING["suffix"], ("--draft-model", str(FIXTURE))], ids=["plain", "suffix", "model"]
+)
+def test_ctrl_c_ends_an_answer(args: tuple[str, ...], folder: Path) -> None:
+    check_interrupted(folder, *args)
+
+
+def test_an_answer_that_goes_on_is_found(folder: Path) -> None:
+    with pytest.raises(AssertionError):
+        check_interrupted(folder, *DRAFTING["suffix"], queries=1, fault="does_not_stop")
+
+
+def test_a_draft_model_and_a_reference(plain: Chat, folder: Path, tmp_path: Path) -> None:
+    """The same text, and the header says what drafts."""
+    session = chat(folder, [QUERIES[0]], "--draft-model", str(FIXTURE))
+    assert texts(session) == texts(plain)[:1]
+    assert f"drafts with   {FIXTURE}"[:40] in session.shown
+    (tmp_path / "answer").write_text(ANSWERS[0])
+    reference = ("--draft-reference", str(tmp_path / "answer"))
+    without, session = (chat(folder, [QUERIES[0]], *DRAFTING["ngram-mod, short"], *more) for more in ((), reference))
+    assert texts(session) == texts(without) == texts(plain)[:1]
+    assert "drafts with   NgramModStrategy" in session.shown
+    assert session.turns[0].counts()[1] > without.turns[0].counts()[1]
 
 
 def test_a_memory_in_a_file(folder: Path) -> None:

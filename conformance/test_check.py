@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -237,6 +239,26 @@ def test_what_cannot_be_run_is_no_answer() -> None:
         assert value in done.stderr or str(model) in done.stderr
         assert "Traceback" not in done.stderr
     assert set(DRAFT_TYPES) == set(mlx_lm.draft.options.DRAFT_TYPES)
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(FIXTURE / name, tmp_path)
+    for command in ("check", "probe"):
+        done = run("-m", "conformance", command, "--model", str(tmp_path))
+        assert done.returncode == 3
+        assert "there is no tokenizer in it" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_from_another_folder(tmp_path: Path) -> None:
+    """Who has only the wheel needs the files of this repository, not to be in it."""
+    (tmp_path / "prompts").write_text("Hello.")
+    options = ["--prompts", "prompts", "--max-tokens", "4"]
+    command = [sys.executable, "-m", "conformance", "check", "--model", str(FIXTURE), *options]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(FIXTURE.parents[1]), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_test_framework_is_in_the_way() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -74,6 +75,28 @@ def test_a_memory_in_a_file(plain: str, tmp_path: Path) -> None:
     assert "--draft-memory" in other.stderr
 
 
+def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
+    """It reads what is cached, and drafts as well as for the whole prompt."""
+    file = ["--prompt-cache-file", str(tmp_path / "cache.safetensors")]
+    cache = [str(COMMAND.with_name("mlx_lm.cache_prompt")), "--model", str(FIXTURE), "--prompt", CODE, *file]
+    assert subprocess.run(cache, capture_output=True).returncode == 0
+    without, got = generate(*file), generate(*file, "--draft-model", str(FIXTURE))
+    assert text(got) == text(without)
+    drafted, accepted, rate = drafting(got)
+    assert accepted > 0.9 * drafted
+    assert rate > 3
+
+
+def test_statistics_for_a_script(plain: str) -> None:
+    done = generate("--json", LOOKUP, "8", "--disable-adaptive-gate")
+    found = json.loads(done.stdout)
+    assert found["text"] + "\n" == plain
+    assert found["finish_reason"] == "length"
+    assert found["draft"]["accepted"] > 0
+    assert found["generation_tokens"] <= found["draft"]["forwards"] + found["draft"]["accepted"]
+    assert min(found["prompt_tps"], found["generation_tps"], found["peak_memory"]) > 0
+
+
 # What a user types, and what the error has to name.
 CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "generate": {
@@ -87,11 +110,14 @@ CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--draft-type auto --draft-margin 1 --temp 0.5": ("--draft-margin", "--temp"),
         "--draft-memory memory": ("--draft-memory", "ngram-mod"),
         "--draft-type auto --draft-reference no.txt": ("--draft-reference", "no.txt"),
+        f"--draft-type auto --draft-reference {FIXTURE}/model.safetensors": ("--draft-reference", "not UTF-8"),
         "--ngram-size 3": ("--ngram-size", "--draft-type"),
     },
     "chat": {
         "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type", "suffix"),
         "--draft-type auto --draft-memory memory": ("--draft-memory", "ngram-mod"),
+        "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
+        f"--draft-model nowhere/nothing --draft-reference {__file__}": ("--draft-model", "--draft-reference"),
     },
     "benchmark": {
         "--draft-type auto --batch-size 2": ("--draft-type", "--batch-size"),

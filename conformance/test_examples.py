@@ -5,13 +5,16 @@ pytest conformance/test_examples.py
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm import stream_generate
+from mlx_lm import batch_generate, stream_generate
 from mlx_lm.draft import DraftStats
 from mlx_lm.generate import NgramModTable
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.prompts import CODE, PROMPTS
@@ -103,3 +106,49 @@ def test_the_widened_model_computes_the_same(fixture: tuple[Any, Any]) -> None:
     assert mx.array_equal(model(tokens), wide(tokens)).item()
     wide.model.layers[0].mlp.down_proj.weight += 0.01
     assert not mx.array_equal(model(tokens), wide(tokens)).item()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"draft_type": ""},
+        {"draft_costs": 5, "draft_type": "auto"},
+        {"disable_adaptive_gate": "yes", "draft_type": "auto"},
+        {"draft_reference": [10**9], "draft_type": "auto"},
+        {"draft_reference": mx.array([[1, 2]]), "draft_type": "auto"},
+        {"ngram_size": 3},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_wrong_argument_is_named(fixture: tuple[Any, Any], given: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{next(iter(given))} "):
+        next(stream_generate(*fixture, "Hello", **given))
+
+
+def test_a_reference_in_an_array(fixture: tuple[Any, Any]) -> None:
+    prompt = ids(fixture[1], "rename")
+    reference = fixture[1].encode(fenced(CODE.replace("text", "node")))
+    listed, in_array = (
+        drafted(*fixture, prompt, draft_type="suffix", draft_reference=make(reference)) for make in (list, mx.array)
+    )
+    assert listed == in_array
+
+
+def test_a_draft_model_needs_no_cache_of_its_own(fixture: tuple[Any, Any]) -> None:
+    """The cache of the model is enough, and the next turn goes on with both."""
+    model, tokenizer = fixture
+    cache, prompt = make_prompt_cache(model), ids(tokenizer, "rename")
+    n_caches = len(cache)
+    options = {"draft_model": model, "prompt_cache": cache, "disable_adaptive_gate": False}
+    stats = drafted(model, tokenizer, prompt, **options)
+    assert stats.accepted > 0.9 * stats.drafted
+    assert len(cache) == 2 * n_caches
+    assert {layer.offset for layer in cache} == {len(prompt) + N}
+
+
+def test_the_help_lists_every_argument() -> None:
+    for function in (stream_generate, batch_generate):
+        described = inspect.getdoc(function) or ""
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                assert re.search(rf"\b{name}\b", described), f"{function.__name__} does not describe {name}"

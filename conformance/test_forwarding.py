@@ -197,6 +197,18 @@ TOGETHER: dict[str, tuple[str, dict[str, Any], str | Callable[[Record], Any], An
         "answer.status",
         200,
     ),
+    "a draft model that a request turns off": (
+        "--draft-model a/draft",
+        {"draft_type": "none"},
+        "step.num_draft_tokens",
+        0,
+    ),
+    "a margin of a request, and a draft model": (
+        "--draft-model a/draft --draft-margin 0.5",
+        {"draft_margin": 0.25},
+        "step.margin",
+        0.25,
+    ),
     "a draft model that drafts too much": ("--draft-model a/draft", {"num_draft_tokens": 1025}, "answer.status", 400),
 }
 

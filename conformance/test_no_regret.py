@@ -6,18 +6,24 @@ import gc
 import json
 import subprocess
 import sys
-from itertools import islice
+from functools import partial
+from itertools import islice, product
+from operator import mul
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
+from mlx_lm.draft import BlockCosts, SuffixStrategy
+from mlx_lm.draft.model import block_costs
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.architectures import CONFIGS, build
 from conformance.first_response import FAULTS, Response
+from conformance.simulate import decode
 from conformance.speculation import GENERATE
+from conformance.streams import bpe, corpus, stream
 
 # Longer than a chunk of a prompt, and wide enough that one chunk's logits show.
 PROMPT = [(7 * i) % 64 for i in range(1200)]
@@ -106,3 +112,34 @@ def test_the_logits_of_the_prompt_that_are_held_are_found(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(GENERATE, "draft_generate_step", hold)
     assert complaints_of_memory() != []
+
+
+# What blocks of the fixture cost on a CPU, with a plain cache and with --kv-bits 8, where a token takes five times as
+# long.
+PLAIN = BlockCosts((1, 2, 4, 8, 16), (1, 1.14, 1.58, 2.42, 4.18))
+QUANTIZED = BlockCosts((1, 2, 4, 8, 16), (1, 1.8, 3.42, 6.7, 13.53))
+
+
+def speeds_with_a_quantized_cache(model: Any) -> list[float]:
+    """That of each response with a quantized cache, after one of the same model with a plain one."""
+    found = []
+    for name, seed in product(("rename", "chat", "echo", "json", "code", "prose", "ambiguous"), range(3)):
+        request = stream(name, 300, seed, corpus(), bpe()).requests[0]
+        vars(model).pop("_block_costs", None)
+        for truth, kv_bits, pass_of_one in ((PLAIN, None, 0.004), (QUANTIZED, 8, 0.02)):
+            seconds = partial(mul, pass_of_one)
+            learned = block_costs(model, kv_bits)
+            result, _ = decode(SuffixStrategy(), request, truth, learned=learned, clock=seconds)
+        found.append(result.speed)
+    return found
+
+
+def test_a_quantized_cache(fixture: tuple[Any, Any]) -> None:
+    """Its blocks cost nearly what their tokens do. That is learned apart from what a plain cache costs."""
+    assert min(speeds_with_a_quantized_cache(fixture[0])) > 0.97
+
+
+def test_costs_of_another_cache_are_found(fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = block_costs
+    monkeypatch.setattr(sys.modules[__name__], "block_costs", lambda model, _: apart(model))
+    assert min(speeds_with_a_quantized_cache(fixture[0])) < 0.9

@@ -242,8 +242,7 @@ WRONG: list[tuple[str, Any]] = [
     *wrong("disable_adaptive_gate", 1, "true", []),
     *wrong("draft_margin", -1, "small", True, [], float("inf"), float("nan")),
     *wrong("prediction", "text", 3, [], {}, {"content": "text"}, {"type": "text", "content": "a"}),
-    *wrong("prediction", *map(predicted, ("", "x" * (2**20 + 1), "x" * (10 * 2**20), "a\ud800"))),
-    *wrong("prediction", *({"type": "content", "content": c} for c in (None, 3, [], [3], [{"type": "text"}]))),
+    *wrong("prediction", *({"type": "content", "content": c} for c in (None, 3, "\ud800", [3], [{"type": "text"}]))),
 ]
 
 
@@ -285,7 +284,7 @@ def test_the_bytes_of_the_prompt_cache(fields: Body) -> None:
 
 
 def drafting_lines(server: Server) -> list[str]:
-    return re.findall(r"Drafting: (.*)", server.log)
+    return re.findall(r"Drafting for chatcmpl-[0-9a-f-]{36}: (.*)", server.log)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -54,7 +54,9 @@ def check(client: Client, body: dict[str, Any], path: str) -> None:
 
 def check_refusal(status: int, content: bytes) -> None:
     assert 400 <= status < 500, f"{status}: {content!r}"
-    message = json.loads(content)["error"]
+    error = json.loads(content)["error"]
+    # Stock's errors are texts.
+    message = error["message"] if isinstance(error, dict) else error
     assert isinstance(message, str), content
     assert message, content
 

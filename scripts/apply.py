@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -126,25 +128,40 @@ def apply_source(args: argparse.Namespace) -> int:
         git(scratch, "clone", "--quiet", "--shared", "--no-tags", str(source), str(clone))
         git(clone, "checkout", "--quiet", "--detach", head(source))
         lend_default(clone, patches, scratch)
-        apply_patches(clone, patches, str(source))
+        there = shlex.quote(str(source))
+        then = f"Nothing was changed. Next: scripts/port.sh --source {there} tries every patch on a copy of it,\n"
+        then += "says which ones fit, and leaves the first that does not for you to mend (docs/porting.md)."
+        apply_patches(clone, patches, f"{source} at {head(source)[:12]}", then)
         commit = head(clone)
         before = git(source, "rev-parse", "--verify", "--quiet", f"refs/heads/{BRANCH}", check=False).stdout.strip()
         if before not in ("", commit):
             raise Refused(f"{source} has a branch {BRANCH} with other commits; rename or delete it.")
         git(source, "fetch", "--quiet", str(clone), f"{commit}:refs/heads/{BRANCH}")
         print(f"{'already applied' if before else 'applied'}: branch {BRANCH} of {source}", flush=True)
-        tag = git(source, "describe", "--tags", "--abbrev=0", check=False).stdout.strip()
-        label = f"{tag.removeprefix('v') or '0'}+lookup.{len(patches)}"
+        label = f"{version_of(source)}lookup.{len(patches)}"
+        scm = f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM={label}"
+        print(f"to install it elsewhere: {scm} pip install {shlex.quote(f'git+file://{source}@{BRANCH}')}")
         if args.no_install or installed(VENV, label, commit):
             return 0
         return finish(clone, label)
+
+
+def version_of(source: Path) -> str:
+    """What a wheel of a clone's HEAD is called, up to what comes after +: a release only if it is that release."""
+    said = git(source, "describe", "--tags", "--long", "--match", "v[0-9]*", check=False).stdout.strip()
+    commit = f"g{head(source)[:9]}."
+    if (found := re.fullmatch(r"v(\d+(?:\.\d+)*)\.(\d+)-(\d+)-g\w+", said)) is None:
+        return f"0+{commit}"
+    release, last, behind = found.groups()
+    return f"{release}.{last}+" if behind == "0" else f"{release}.{int(last) + 1}.dev{behind}+{commit}"
 
 
 def finish(checkout: Path, label: str) -> int:
     """Build, install, and run the demo with what was installed."""
     wheel = build_wheel(checkout, label)
     install(VENV, wheel, label, head(checkout))
-    print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}\n", flush=True)
+    print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}")
+    print(f"the wheel: {os.path.relpath(wheel)}\n", flush=True)
     demo = [str(VENV / "bin" / "python"), "-m", "conformance.demo"]
     return subprocess.run(demo, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode
 

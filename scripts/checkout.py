@@ -110,27 +110,31 @@ def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
     git(checkout, "fetch", "--quiet", str(lender), "HEAD")
 
 
-def apply_patches(checkout: Path, patches: list[Path], made_for: str) -> None:
+def apply_patches(checkout: Path, patches: list[Path], made_for: str, then: str = "") -> None:
+    """Apply patches in order. If one does not fit, ``then`` says what to do, by default what suits a pinned release."""
     for number, patch in enumerate(patches, 1):
         print(f"applying {patch.stem} ({number}/{len(patches)})", flush=True)
         done = git(checkout, "am", "--quiet", "--3way", "--committer-date-is-author-date", str(patch), check=False)
         if done.returncode != 0:
             git(checkout, "am", "--abort", check=False)
-            raise Refused(_explain(checkout, patch, number, made_for, done.stderr))
+            raise Refused(_explain(checkout, patch, made_for, done.stderr, then or _mend(patch, number)))
 
 
-def _explain(checkout: Path, patch: Path, number: int, made_for: str, am_said: str) -> str:
+def _mend(patch: Path, number: int) -> str:
+    return (
+        f"Next: the same command with --until {number - 1} --no-install, then in the checkout it names:\n"
+        f"  git am --3way '{patch}', mend it, git am --continue. scripts/export.sh, with the same --release, writes it."
+    )
+
+
+def _explain(checkout: Path, patch: Path, made_for: str, am_said: str, then: str) -> str:
     tried = git(checkout, "apply", "--check", str(patch), check=False).stderr
     known = ", ".join(releases()[0])
     lines = [f"{patch.name} does not apply to {made_for}. It was made for mlx-lm {known}."]
     failed = re.findall(r"patch failed: (.+):(\d+)", tried)
     lines += [f"  {file}: {_hunk(patch, file, int(line))}" for file, line in failed]
     lines += [f"  {line.removeprefix('error: ')}" for line in (tried or am_said).splitlines() if not failed and line]
-    lines.append(f"Next: the same command with --until {number - 1} --no-install, then in the checkout it names:")
-    lines.append(
-        f"  git am --3way '{patch}', mend it, git am --continue. scripts/export.sh, with the same --release, writes it."
-    )
-    return "\n".join(lines)
+    return "\n".join([*lines, then])
 
 
 def _hunk(patch: Path, file: str, line: int) -> str:

@@ -29,6 +29,10 @@ def mlx_extra() -> str:
     return f"[{extra}]"
 
 
+# What pip says without a network, or where it is told not to use it.
+OFFLINE = re.compile(r"NewConnectionError|Failed to establish|name resolution|\(from versions: none\)|Max retries")
+
+
 def _stamp(venv: Path) -> Path:
     return venv / ".prompt-lookup.json"
 
@@ -43,6 +47,10 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
     done = subprocess.run(command, env=os.environ | (env or {}), capture_output=True, text=True)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        if "pip" in command and OFFLINE.search(done.stderr):
+            raise Refused(
+                "pip needs packages that it could not download: is the network there? The same command goes on."
+            )
         raise Refused(f"{' '.join(map(str, command[1:5]))} failed: " + "\n".join(said[-12:]))
 
 

@@ -117,8 +117,8 @@ def _download_failed(release: Release, stderr: str) -> str:
         return f"{what} on the package index does not have the sha256 of vendor/releases.toml. Nothing was changed."
     if "No matching distribution" in stderr and "(from versions:" in stderr and "(from versions: none)" not in stderr:
         return f"{what} is not on the package index. Nothing was changed."
-    lines = [line for line in stderr.splitlines() if line.startswith("ERROR")] or stderr.splitlines()[-1:]
-    return f"{what} could not be downloaded; is the network there? Nothing was changed. pip says: {' '.join(lines[:1])}"
+    why = f"`{Path(sys.executable).name} -m pip download --no-deps mlx-lm=={release.version}` says why"
+    return f"{what} could not be downloaded ({why}): is the network there? Nothing was changed."
 
 
 def pip_command(scratch: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,23 @@ def shown(stage: str, row: dict[str, Any]) -> list[Any]:
     return [round(row[name], 4) if isinstance(row[name], float) else row[name] for name in COLUMNS]
 
 
-def page(runs: Sequence[Run]) -> str:
-    data = {
-        "columns": COLUMNS,
-        "labels": LABELS,
-        "rows": [shown(stage, row) for stage in CELLS for row in rows(runs, stage)],
-    }
+def reported(reports: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The workloads of reports of other machines, as far as they have such cells."""
+    for about, each in ((report["about"], each) for report in reports for each in report["speeds"]):
+        yield dict.fromkeys(COLUMNS, "") | {
+            **{"model": about["model"], "workload": each["workload"], "strategy": each["strategy"]},
+            **{"weights": about["dtype"] if not about["bits"] else f"{about['bits']} bits"},
+            **{"speed": each["speed"], "plain_tps": each["plain_tps"], "tokens": each["tokens"]},
+            **{"tokens_per_forward": each["tokens_a_forward"], "parity": each["same"]},
+            **{"device": f"{about['chip']}, {about['device']}, {about['system']}"},
+            **{"versions": {"mlx": about["mlx"], "mlx-lm": about["mlx-lm"]}},
+        }
+
+
+def page(runs: Sequence[Run], reports: Sequence[dict[str, Any]] = ()) -> str:
+    cells = [(stage, row) for stage in CELLS for row in rows(runs, stage)]
+    cells += [("report", row) for row in reported(reports)]
+    data = {"columns": COLUMNS, "labels": LABELS, "rows": [shown(stage, row) for stage, row in cells]}
     # Nothing in the data may end the script that holds it.
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     return TEMPLATE.read_text().replace("/*DATA*/null", text)

@@ -1,0 +1,146 @@
+"""What a report measures: the verdict of ``check``, the blocks of ``probe``, batches, and six short workloads."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from conformance import check, probe
+from conformance.check_prompts import built_in, encode
+from conformance.device import device
+from conformance.prompts import PROMPTS
+from conformance.report.files import FORMAT
+from conformance.speed import decode
+
+# Edits, records, a quotation and a copy, and one text that repeats nothing.
+WORKLOADS = ("rename", "delete", "lookup", "quote", "echo", "nothing_to_copy")
+# The first round of each workload compiles.
+ROUNDS, TOKENS = 3, 96
+BATCHES, LENGTHS, CONTEXT, REPEATS = (1, 2, 4, 8), (1, 2, 4, 8, 16), 256, 5
+Say = Callable[[str], None]
+
+
+def about(name: str, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """The model and the machine, without a path or a name of its owner."""
+    weights = [weight for _, weight in tree_flatten(model.parameters())]
+    chip, kind, system = device().rsplit(", ", 2)
+    return {
+        "model": Path(name).name if Path(name).is_dir() else name,
+        "type": str(config.get("model_type", "unknown")),
+        "bits": int((config.get("quantization") or {}).get("bits", 0)),
+        "dtype": str(max(weights, key=lambda weight: weight.nbytes).dtype).removeprefix("mlx.core."),
+        "weights_gb": round(sum(weight.nbytes for weight in weights) / 1e9, 3),
+        "chip": chip,
+        "device": kind,
+        "system": system,
+        "mlx": version("mlx"),
+        "mlx-lm": mlx_lm.__version__,
+        "python": platform.python_version(),
+        "made": date.today().isoformat(),
+    }
+
+
+def checked(model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
+    """The verdict on the short prompts of ``check``."""
+    prompts = {name: messages for name, messages in built_in().items() if name.endswith("short")}
+    args = argparse.Namespace(
+        prompts=prompts, max_tokens=64, draft_type="auto", num_draft_tokens="auto", draft_margin=0.0, ungated=False
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = check.main(args, model, tokenizer, say)
+    kept = ("name", "verdict", "equal", "pairs", "tokens_a_forward", "strategy")
+    return {"exit": found["exit"], "prompts": [{name: one[name] for name in kept} for one in found["prompts"]]}
+
+
+def probed(model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
+    """Noise and costs of the blocks of ``probe --quick``."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = probe.main(argparse.Namespace(quick=True), model, tokenizer, say)
+    kept = ("length", "noise", "changed", "cost")
+    return {"rows": [{name: row[name] for name in kept} for row in found["rows"]], **found["recommended"]}
+
+
+def batched(model: Any, tokenizer: Any, say: Say) -> list[dict[str, Any]]:
+    """What a pass of so many rows of so many tokens costs, in passes of one row of one token."""
+    tokens = probe.tokens_of(tokenizer)
+    medians: dict[tuple[int, int], float] = {}
+    for rows in BATCHES:
+        say(f"{rows} rows")
+        cache = make_prompt_cache(model)
+        mx.eval(model(mx.array([tokens[:CONTEXT]] * rows), cache=cache))
+        for length in LENGTHS:
+            block, seconds = mx.array([tokens[:length]] * rows), []
+            for _ in range(REPEATS + 1):
+                tic = time.perf_counter()
+                mx.eval(model(block, cache=cache))
+                seconds.append(time.perf_counter() - tic)
+            medians[rows, length] = statistics.median(seconds[1:])
+    one = medians[1, 1]
+    return [{"rows": rows, "length": length, "cost": t / one} for (rows, length), t in medians.items()]
+
+
+def timed(model: Any, tokenizer: Any, name: str) -> dict[str, Any]:
+    """One workload, decoded plain and with the default drafter in turns."""
+    prompt, eos = list(encode(tokenizer, PROMPTS[name])), set(tokenizer.eos_token_ids)
+    runs = [[decode(model, prompt, eos, kind, TOKENS) for kind in (None, "auto")] for _ in range(ROUNDS)]
+    plain, drafted = zip(*runs[1:], strict=True)
+    n_tokens, stats = len(plain[0].tokens), drafted[-1].stats
+    assert stats is not None
+    ratios = [a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True) if b.seconds > 0]
+    seconds = statistics.median(run.seconds for run in plain)
+    return {
+        "workload": name,
+        "tokens": n_tokens,
+        "same": all(run.tokens == runs[0][0].tokens for pair in runs for run in pair),
+        # An answer of one token takes no time after its first.
+        "plain_tps": (n_tokens - 1) / seconds if n_tokens > 1 else 0.0,
+        "speed": statistics.median(ratios) if n_tokens > 1 else 1.0,
+        "tokens_a_forward": n_tokens / max(stats.forwards, 1),
+        "strategy": stats.strategy,
+    }
+
+
+def measured(name: str, model: Any, tokenizer: Any, config: dict[str, Any], minutes: float, say: Say) -> dict[str, Any]:
+    """A whole report. What there is no time for is left out, and listed."""
+    deadline = time.monotonic() + 60 * minutes
+    report: dict[str, Any] = {"format": FORMAT, "about": about(name, model, config)}
+    left_out: list[str] = []
+    for stage, found in stages(model, tokenizer, say):
+        if time.monotonic() > deadline:
+            left_out.append(stage)
+            continue
+        say(stage)
+        try:
+            value = found()
+        except Exception as error:
+            # A model that cannot do one of these can be asked for the others.
+            left_out.append(f"{stage} ({type(error).__name__}: {str(error)[:80]})")
+            continue
+        if stage in WORKLOADS:
+            report.setdefault("speeds", []).append(value)
+        else:
+            report[stage] = value
+    return {"speeds": [], "check": None, "probe": None, "batch": [], **report, "left_out": left_out}
+
+
+def stages(model: Any, tokenizer: Any, say: Say) -> Iterator[tuple[str, Callable[[], Any]]]:
+    for name in WORKLOADS:
+        yield name, partial(timed, model, tokenizer, name)
+    yield "probe", partial(probed, model, tokenizer, say)
+    yield "batch", partial(batched, model, tokenizer, say)
+    yield "check", partial(checked, model, tokenizer, say)

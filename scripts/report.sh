@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+set -euo pipefail
+usage() {
+  cat <<'EOF'
+usage: scripts/report.sh --model MODEL [--out FOLDER] [--device cpu|gpu] [--minutes N] | --merge FILE... | -h
+
+Report how a model is decoded on this machine, in about ten minutes: the chip and the versions, whether drafting is exact,
+what blocks of tokens cost by length and by batch, plain tokens a second, and the speed of six short workloads.
+
+  scripts/report.sh --model REPO_OR_DIR    report-MODEL-CHIP.json, and the same as a page in report-MODEL-CHIP.md
+  scripts/report.sh --merge report-*.json  put reports, also of other machines, into the table of docs/benchmarks.md
+
+It runs in .venv, which scripts/apply.sh makes if it is not there, or in the Python that PYTHON names, where the wheel of
+the series has to be installed. The file names the model and the chip, and neither the machine nor a path.
+EOF
+}
+case "${1-}" in "" | -h | --help) usage; exit 0 ;; esac
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname -- "$here")
+if [ "$1" = --merge ]; then
+  # shellcheck source=scripts/python.sh
+  . "$here/python.sh"
+elif [ -z "${PYTHON-}" ]; then
+  PYTHON=$root/.venv/bin/python
+  [ -x "$PYTHON" ] || "$here/apply.sh"
+fi
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$PYTHON" -m conformance.report "$@"
