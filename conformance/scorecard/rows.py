@@ -82,7 +82,13 @@ ROWS = (
         "C7 no regret",
         "contracts",
         "drafting that does not pay is shortened, and nothing is measured",
-        ("test_drafters.py", "test_drafter_benchmarks.py", "test_no_regret.py", "test_simulated_batches.py"),
+        (
+            "test_drafters.py",
+            "test_drafter_benchmarks.py",
+            "test_edits.py",
+            "test_no_regret.py",
+            "test_simulated_batches.py",
+        ),
     ),
     Row("C8 one forward a cycle", "contracts", "forward passes and tokens fed, counted", ("test_counts.py",)),
     Row(
