@@ -28,6 +28,7 @@ from mlx_lm.draft import (
     SuffixStrategy,
 )
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
+from mlx_lm.models.base import SHORT_BLOCK
 
 from conformance import edits
 from conformance.rivals import RIVALS
@@ -191,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--costs", choices=TABLES, default="cpu", help="whose (default: %(default)s)")
     parser.add_argument("--edits", action="store_true", help="edits that are made all over a text")
-    parser.add_argument("--bound", type=int, default=MAX_AUTO_DRAFT, help="the longest draft, %(default)s as 'auto'")
+    parser.add_argument("--bound", type=int, help="the longest draft, by default that of 'auto'")
     parser.add_argument("--ungated", action="store_true", help="as with disable_adaptive_gate: feed whole drafts")
     parser.add_argument("--seeds", type=int, default=3, help="streams of a workload and a size")
     parser.add_argument("--first-seed", type=int, default=100)
@@ -202,7 +203,11 @@ def main() -> None:
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     names = edits.NAMES if args.edits else NAMES
     recorded = streams(seeds, encode=words() if args.words else bpe(), names=names)
-    options = {"costs": TABLES[args.costs], "bound": args.bound, "gated": not args.ungated}
+    options = {
+        "costs": TABLES[args.costs],
+        "bound": args.bound or (SHORT_BLOCK - 1 if args.ungated else MAX_AUTO_DRAFT),
+        "gated": not args.ungated,
+    }
     compared = makers() | RIVALS
     rows = {label: run(compared[label], recorded, **options) for label in args.only}
     for value, title in TITLES.items():

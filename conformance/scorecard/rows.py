@@ -101,7 +101,7 @@ ROWS = (
         "C10 rows are alone",
         "contracts",
         "in a batch each row is what it is alone, whatever the others draft, cancel or raise",
-        ("test_batch_drafts.py", "test_batch_draft_faults.py"),
+        ("test_batch_drafts.py", "test_batch_draft_faults.py", "test_batch_memory.py"),
     ),
     Row(
         "architectures",
