@@ -24,7 +24,7 @@ COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "
 
 
 # As mlx_lm.draft.options has them, which is not to be imported before the device is known.
-DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod")
+DRAFT_TYPES = ("auto", "edit", "suffix", "ngram-simple", "ngram-mod")
 # The tool did not get to an answer; 0, 1 and 2 are answers.
 FAILED = 3
 

@@ -90,7 +90,7 @@ SAMPLING: dict[str, Values] = {
     "seed": st.integers(-(2**63), 2**64 - 1),
 }
 DRAFTING: dict[str, Values] = {
-    "draft_type": st.sampled_from(["none", "auto", "ngram-simple", "ngram-mod", "suffix"]),
+    "draft_type": st.sampled_from(["none", "auto", "edit", "ngram-simple", "ngram-mod", "suffix"]),
     "num_draft_tokens": st.integers(0, 20) | st.just("auto"),
     "ngram_size": st.integers(1, 16),
     "disable_adaptive_gate": st.booleans(),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from mlx_lm.draft import NgramSimpleStrategy, SuffixStrategy
+from mlx_lm.draft import EditStrategy, NgramSimpleStrategy, SuffixStrategy
 
 VOCAB = 50_000
 
@@ -32,7 +32,11 @@ class Scan:
         return []
 
 
-INDEXES: dict[str, Callable[[], Any]] = {"ngram-simple": NgramSimpleStrategy, "suffix": SuffixStrategy}
+INDEXES: dict[str, Callable[[], Any]] = {
+    "ngram-simple": NgramSimpleStrategy,
+    "suffix": SuffixStrategy,
+    "edit": EditStrategy,
+}
 
 
 @cache

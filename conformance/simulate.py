@@ -1,7 +1,8 @@
 """What drafting is worth, without a model: recorded streams, the package's Planner and a table of what blocks cost.
 
-python -m conformance.simulate          # a CPU
-python -m conformance.simulate --m4     # an M4 Pro
+python -m conformance.simulate                  # a CPU
+python -m conformance.simulate --costs m4       # an M4 Pro
+python -m conformance.simulate --edits          # edits all over a text
 
 The speed is that of plain decoding over what the blocks cost; it leaves out the time that drafting itself takes.
 """
@@ -18,6 +19,7 @@ from mlx_lm.draft import (
     BlockCosts,
     ChainStrategy,
     DraftStats,
+    EditStrategy,
     LearnedCosts,
     NgramModStrategy,
     NgramModTable,
@@ -26,14 +28,19 @@ from mlx_lm.draft import (
     SuffixStrategy,
 )
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
+from mlx_lm.models.base import SHORT_BLOCK
 
+from conformance import edits
 from conformance.rivals import RIVALS
-from conformance.streams import VOCAB, Request, Stream, bpe, streams, words
+from conformance.streams import NAMES, VOCAB, Request, Stream, bpe, streams, words
 
 # Measured with a bf16 llama of 24 M parameters on one CPU core.
 CPU = BlockCosts((1, 2, 3, 5, 9, 17), (1, 1.33, 1.67, 2.37, 3.78, 7.15))
 # Reported for an M4 Pro with 4-bit weights.
 M4 = BlockCosts((1, 2, 3, 4, 6, 8), (1, 1.03, 1.22, 1.47, 2.07, 2.69))
+# A data-centre GPU, which waits for its memory.
+GPU = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
+TABLES = {"cpu": CPU, "m4": M4, "gpu": GPU}
 # A single stream counts as the worst one from this many tokens on: in a shorter one a single draft weighs too much.
 LEAST = 60
 
@@ -46,10 +53,11 @@ def makers() -> dict[str, Make]:
     """The package's strategies; responses share one ngram-mod table, as they would in a server."""
     table, chained = NgramModTable(vocab_size=VOCAB), NgramModTable(vocab_size=VOCAB)
     return {
+        "edit": EditStrategy,
         "suffix": SuffixStrategy,
         "ngram-simple": NgramSimpleStrategy,
         "ngram-mod": lambda: NgramModStrategy(table),
-        "chain": lambda: ChainStrategy([SuffixStrategy(), NgramModStrategy(chained)]),
+        "chain": lambda: ChainStrategy([EditStrategy(), NgramModStrategy(chained)]),
     }
 
 
@@ -77,6 +85,11 @@ class Result:
     @property
     def fed_a_token(self) -> float:
         return self.fed / self.emitted
+
+    @property
+    def wrong_a_right(self) -> float:
+        """Wrong tokens drafted, for each that is right."""
+        return (self.fed - self.emitted) / max(self.emitted - self.forwards, 1)
 
 
 def decode(
@@ -177,8 +190,9 @@ def show(rows: dict[str, Row], value: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--m4", action="store_true", help="costs of an M4 Pro, not of a CPU")
-    parser.add_argument("--bound", type=int, default=MAX_AUTO_DRAFT, help="the longest draft, %(default)s as 'auto'")
+    parser.add_argument("--costs", choices=TABLES, default="cpu", help="whose (default: %(default)s)")
+    parser.add_argument("--edits", action="store_true", help="edits that are made all over a text")
+    parser.add_argument("--bound", type=int, help="the longest draft, by default that of 'auto'")
     parser.add_argument("--ungated", action="store_true", help="as with disable_adaptive_gate: feed whole drafts")
     parser.add_argument("--seeds", type=int, default=3, help="streams of a workload and a size")
     parser.add_argument("--first-seed", type=int, default=100)
@@ -187,8 +201,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    recorded = streams(seeds, encode=words() if args.words else bpe())
-    options = {"costs": M4 if args.m4 else CPU, "bound": args.bound, "gated": not args.ungated}
+    names = edits.NAMES if args.edits else NAMES
+    recorded = streams(seeds, encode=words() if args.words else bpe(), names=names)
+    options = {
+        "costs": TABLES[args.costs],
+        "bound": args.bound or (SHORT_BLOCK - 1 if args.ungated else MAX_AUTO_DRAFT),
+        "gated": not args.ungated,
+    }
     compared = makers() | RIVALS
     rows = {label: run(compared[label], recorded, **options) for label in args.only}
     for value, title in TITLES.items():

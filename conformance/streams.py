@@ -1,7 +1,7 @@
 """Token streams whose answers are known: what a drafter sees when the model is always right.
 
-The texts are drawn from ``conformance.workloads`` with a seed, so a seed names a stream on every machine with the same
-Python standard library. Two workloads are made to hurt: "ambiguous" and "bait".
+The texts are drawn from ``conformance.workloads`` and ``conformance.edits`` with a seed, so a seed names a stream on
+every machine with the same Python standard library. Two workloads are made to hurt: "ambiguous" and "bait".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 
 from tokenizers import Tokenizer
 
-from conformance import workloads
+from conformance import edits, workloads
 from conformance.demo import FIXTURE
 from conformance.workloads import KINDS, Corpus, Message
 
@@ -116,7 +116,8 @@ def stream(name: str, size: int, seed: int, corpus: Corpus, encode: Encode) -> S
     if name in ADVERSARIES:
         return Stream(name, size, seed, (ADVERSARIES[name](rng, size),))
     while True:
-        messages = workloads.draw(rng, corpus, name, int(size * CHARS_PER_TOKEN))
+        source = edits if name in edits.NAMES else workloads
+        messages = source.draw(rng, corpus, name, int(size * CHARS_PER_TOKEN))
         requests = tuple(conversation(messages, encode))
         # A module may end early, and then the text is short.
         if requests and len(requests[-1].prompt) + len(requests[-1].answer) > size * 0.6:

@@ -47,7 +47,7 @@ def plain() -> str:
 def test_the_flag_changes_the_speed_only(plain: str) -> None:
     got = generate(LOOKUP, "8")
     assert text(got) == plain
-    assert "Drafting: SuffixStrategy" in got.stdout
+    assert "Drafting: EditStrategy" in got.stdout
     drafted, accepted, rate = drafting(got)
     assert drafted >= accepted > 0
     assert rate > 1.5

@@ -74,7 +74,7 @@ def test_a_length(fixture: tuple[Any, Any]) -> None:
     assert responses[-1].draft.accepted > 0
 
 
-@pytest.mark.parametrize("draft_type", ["auto", "suffix", "ngram-simple", "ngram-mod"])
+@pytest.mark.parametrize("draft_type", ["auto", "edit", "suffix", "ngram-simple", "ngram-mod"])
 def test_a_text_that_is_not_in_the_prompt(fixture: tuple[Any, Any], draft_type: str) -> None:
     """The answer is drafted from a reference from its first token on."""
     model, tokenizer = fixture

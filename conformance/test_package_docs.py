@@ -57,7 +57,7 @@ def test_the_python_of_the_readme(tmp_path: Path, fixture: tuple[object, object]
     *text, stats = run([sys.executable, "-c", code], tmp_path).rpartition("DraftStats(")
     prompt = "Repeat this twice: one, two, three, four, five."
     assert text[0] == "".join(response.text for response in stream_generate(*fixture, prompt))
-    assert "strategy='SuffixStrategy'" in stats
+    assert "strategy='EditStrategy'" in stats
 
 
 def test_the_command_of_the_server() -> None:

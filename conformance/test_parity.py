@@ -45,7 +45,7 @@ def plain_runs(fixture: tuple[Any, Any]) -> dict[str, list[tuple[int, mx.array]]
 
 @pytest.mark.parametrize(
     ("draft_type", "n"),
-    [("suffix", 1), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)],
+    [("edit", 1), ("edit", 16), ("suffix", 1), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)],
 )
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str, draft_type: str, n: int) -> None:

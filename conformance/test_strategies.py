@@ -17,6 +17,7 @@ from mlx_lm.draft import (
     BlockCosts,
     ChainStrategy,
     DraftStats,
+    EditStrategy,
     ModelDraftStrategy,
     NgramModStrategy,
     NgramModTable,
@@ -66,9 +67,10 @@ def of_the_model(model: Any, _: list[int]) -> ModelDraftStrategy:
 STRATEGIES: dict[str, Make] = {
     "ngram-simple": lambda _, text: NgramSimpleStrategy(2, [*text[:-4], 5, *text[8:]]),
     "suffix": lambda _, text: SuffixStrategy(draft_reference=[*text[: len(PROMPT) + 9], 5, *text[len(PROMPT) + 10 :]]),
+    "edit": lambda _, text: EditStrategy(draft_reference=[*text[: len(PROMPT) + 9], 5, *text[len(PROMPT) + 10 :]]),
     "ngram-mod": lambda _, text: NgramModStrategy(warm_table(text)),
     "the model": of_the_model,
-    "chain": lambda model, text: ChainStrategy([SuffixStrategy(), NgramModStrategy(warm_table(text[:-9]))]),
+    "chain": lambda model, text: ChainStrategy([EditStrategy(), NgramModStrategy(warm_table(text[:-9]))]),
     "chain with the model": lambda model, text: ChainStrategy([NgramSimpleStrategy(3), of_the_model(model, text)]),
 }
 

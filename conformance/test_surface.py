@@ -61,11 +61,11 @@ def test_a_prompt_and_single_steps_give_finite_logits(name: str) -> None:
 PUBLIC = {
     "mlx_lm.generate": (
         "prompt_lookup_generate_step speculative_generate_step DraftStrategy DraftStats BlockCosts ChainStrategy "
-        "NgramSimpleStrategy NgramModStrategy NgramModTable SuffixStrategy ModelDraftStrategy"
+        "EditStrategy NgramSimpleStrategy NgramModStrategy NgramModTable SuffixStrategy ModelDraftStrategy"
     ),
     "mlx_lm.draft": (
-        "DraftStrategy DraftStats BlockCosts ChainStrategy NgramSimpleStrategy NgramModStrategy NgramModTable "
-        "SuffixStrategy ModelDraftStrategy"
+        "DraftStrategy DraftStats BlockCosts ChainStrategy EditStrategy NgramSimpleStrategy NgramModStrategy "
+        "NgramModTable SuffixStrategy ModelDraftStrategy"
     ),
     "mlx_lm.models.cache": "snapshot_prompt_cache restore_prompt_cache can_trim_prompt_cache trim_prompt_cache",
 }

@@ -20,8 +20,8 @@ from pathlib import Path
 Message = dict[str, str]
 
 _SKIPPED = frozenset("test tests idlelib lib2to3 site-packages encodings turtledemo pydoc_data".split())
-_IDENTIFIER = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]{2,18}\b")
-_KEYWORDS = frozenset(
+IDENTIFIER = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]{2,18}\b")
+KEYWORDS = frozenset(
     "and assert async await break class continue def del elif else except finally for from global import lambda "
     "nonlocal not pass raise return try while with yield None True False self print len".split()
 )
@@ -108,7 +108,7 @@ Edit = Callable[[random.Random, str], tuple[str, str] | None]
 
 def named_plainly(rng: random.Random, code: str) -> str:
     """The code with one of its names made a plain word, so that a small vocabulary has a token for it."""
-    names = sorted(set(_IDENTIFIER.findall(code)) - _KEYWORDS)
+    names = sorted(set(IDENTIFIER.findall(code)) - KEYWORDS)
     if not names:
         return code
     name = max(rng.sample(names, min(4, len(names))), key=lambda name: len(re.findall(rf"\b{name}\b", code)))

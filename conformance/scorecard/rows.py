@@ -94,7 +94,13 @@ ROWS = (
         "C7 no regret",
         "contracts",
         "drafting that does not pay is shortened, and nothing is measured",
-        ("test_drafters.py", "test_drafter_benchmarks.py", "test_no_regret.py", "test_simulated_batches.py"),
+        (
+            "test_drafters.py",
+            "test_drafter_benchmarks.py",
+            "test_edits.py",
+            "test_no_regret.py",
+            "test_simulated_batches.py",
+        ),
     ),
     Row("C8 one forward a cycle", "contracts", "forward passes and tokens fed, counted", ("test_counts.py",)),
     Row(
@@ -107,7 +113,7 @@ ROWS = (
         "C10 rows are alone",
         "contracts",
         "in a batch each row is what it is alone, whatever the others draft, cancel or raise",
-        ("test_batch_drafts.py", "test_batch_draft_faults.py"),
+        ("test_batch_drafts.py", "test_batch_draft_faults.py", "test_batch_memory.py"),
     ),
     Row(
         "architectures",
