@@ -131,11 +131,12 @@ STRATEGY = "step.strategy.__class__.__name__"
 Table = dict[str, tuple[Case, ...]]
 DRAFTING: Table = {
     "--draft-type": (
+        Case("edit", STRATEGY, "EditStrategy"),
         Case("suffix", STRATEGY, "SuffixStrategy"),
         Case("ngram-simple", STRATEGY, "NgramSimpleStrategy"),
         Case("ngram-mod", STRATEGY, "NgramModStrategy"),
     ),
-    "--prompt-lookup-num-tokens": (Case("6", STRATEGY, "SuffixStrategy"), Case("6", "step.num_draft_tokens", 6)),
+    "--prompt-lookup-num-tokens": (Case("6", STRATEGY, "EditStrategy"), Case("6", "step.num_draft_tokens", 6)),
     "--num-draft-tokens": (Case("6", "step.num_draft_tokens", 6, AUTO),),
     "--ngram-size": (Case("5", ngram_size, 5, "--draft-type ngram-simple"),),
     "--disable-adaptive-gate": (Case("", "step.costs", None, AUTO),),
@@ -171,6 +172,7 @@ PIPELINE = (Case("", split_by_layers, True, ranks=2),)
 SYSTEM = (Case("Brief.", says("<|system|>Brief."), True),)
 ACTIVATIONS = (Case("", "load.model_config", {"quantize_activations": True}),)
 
+SHOWN = (Case("", "mark_drafted.from_draft", True, AUTO),)
 # Of the commands that take one, and a text to draft from.
 DRAFT_MODEL: Table = {
     "--draft-model": (
@@ -196,6 +198,7 @@ GENERATE: Table = {
     "--use-default-chat-template": (Case("", "tokenizer.it.chat_template", "default", template=False),),
     "--chat-template-config": (Case('{"thinking":5}', "template.thinking", 5),),
     "--verbose": (Case("False", prints("Generation:"), False),),
+    "--show-drafts": SHOWN,
     "--json": (Case("", prints('{"text": '), True),),
     "--max-kv-size": (Case("64", "step.max_kv_size", 64),),
     "--prompt-cache-file": (Case("a_cache", "step.prompt_cache.file_name", "a_cache"),),
@@ -208,6 +211,7 @@ CHAT: Table = {
     "--system-prompt": SYSTEM,
     "--chat-template-config": (Case('{"thinking":5}', "template.thinking", 5),),
     "--pipeline": PIPELINE,
+    "--show-drafts": SHOWN,
     **DRAFT_MODEL,
 }
 BENCHMARK: Table = {

@@ -99,7 +99,7 @@ def check_the_next_request(server: Server, right: Callable[[Request], Answer], m
         "disable_adaptive_gate": True,
         "num_draft_tokens": 6,
     }
-    first = Request(TEXT, body | fields, draft, "SuffixStrategy", leave_after is not None, leave_after)
+    first = Request(TEXT, body | fields, draft, "EditStrategy", leave_after is not None, leave_after)
     answer = send(server, first)
     assert (answer.text, answer.finish_reason) == (right(first).text, reason) or leave_after, f"another text in {case}"
     if leave_after is not None:

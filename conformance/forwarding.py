@@ -149,7 +149,7 @@ class Record:
             planner.stats.forwards += 1
         self.note("step", **arguments)
         logprobs = mx.zeros(1024)
-        return (token for token in [(TOKEN, logprobs, False) if drafts else (TOKEN, logprobs)])
+        return (token for token in [(TOKEN, logprobs, True) if drafts else (TOKEN, logprobs)])
 
     @staticmethod
     def drafting(planner: Any) -> dict[str, Any]:
@@ -180,6 +180,7 @@ class Record:
             "batch_generate": lambda **_: SimpleNamespace(
                 stats=SimpleNamespace(prompt_tps=1.0, generation_tps=1.0, peak_memory=1.0)
             ),
+            "mark_drafted": lambda text, from_draft: text,
             "generate_step": self.step,
             "draft_generate_step": self.step,
         }

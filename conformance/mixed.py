@@ -28,14 +28,14 @@ EDITED = CODE.replace("total", "count")
 
 # What a request may say of drafting, and the strategy that its answer has to name.
 DRAFTS: list[tuple[Body, str]] = [
-    ({"draft_type": "auto"}, "SuffixStrategy"),
+    ({"draft_type": "auto"}, "EditStrategy"),
     ({"draft_type": "suffix", "num_draft_tokens": 16, "disable_adaptive_gate": True}, "SuffixStrategy"),
     ({"draft_type": "auto", "ngram_size": 2, "disable_adaptive_gate": True}, "NgramSimpleStrategy"),
     ({"draft_type": "ngram-simple", "num_draft_tokens": 3}, "NgramSimpleStrategy"),
     ({"draft_type": "suffix", "draft_margin": 0.1}, "SuffixStrategy"),
     ({"draft_type": "ngram-mod", "ngram_size": 4, "disable_adaptive_gate": True}, "NgramModStrategy"),
     ({"draft_type": "ngram-mod", "num_draft_tokens": "auto"}, "NgramModStrategy"),
-    ({"prediction": {"type": "content", "content": EDITED}, "disable_adaptive_gate": True}, "SuffixStrategy"),
+    ({"prediction": {"type": "content", "content": EDITED}, "disable_adaptive_gate": True}, "EditStrategy"),
     (
         {"prediction": {"type": "content", "content": [{"type": "text", "text": EDITED}]}, "draft_type": "ngram-mod"},
         "NgramModStrategy",

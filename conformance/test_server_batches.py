@@ -121,7 +121,12 @@ def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
     """The requests are of all the kinds they are meant to be."""
     counts = [answer.draft for answer in answers if answer.draft]
     assert sum(draft["accepted"] for draft in counts) > 200
-    assert {draft["strategy"] for draft in counts} == {"SuffixStrategy", "NgramSimpleStrategy", "NgramModStrategy"}
+    assert {draft["strategy"] for draft in counts} == {
+        "EditStrategy",
+        "SuffixStrategy",
+        "NgramSimpleStrategy",
+        "NgramModStrategy",
+    }
     assert any(answer.usage and answer.cached_tokens for answer in answers)
     pairs = list(zip(requests, answers, strict=True))
     kinds: dict[str, Callable[[Request, Answer], object]] = {
@@ -259,7 +264,7 @@ def test_rows_of_other_caches(server: Server, right: Reference, name: str, tmp_p
 
 BURSTS = (1, 2, 4, 8, 1)
 COPIES = [
-    Request(CHAT, {"messages": messages, "max_tokens": 60}, {"draft_type": "auto"}, "SuffixStrategy")
+    Request(CHAT, {"messages": messages, "max_tokens": 60}, {"draft_type": "auto"}, "EditStrategy")
     for messages in (
         *(chat(f"{edit}\n{fenced(CODE)}") for edit in EDITS),
         *([{"role": "system", "content": fenced(CODE)}, *chat(edit)] for edit in EDITS),
