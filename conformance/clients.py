@@ -67,7 +67,8 @@ class Reader(threading.Thread):
 
 
 def drafted(request: Request, draft: Body) -> Request:
-    return Request(request.path, request.body, draft, "SuffixStrategy")
+    name = "SuffixStrategy" if draft.get("draft_type") == "suffix" else "EditStrategy"
+    return Request(request.path, request.body, draft, name)
 
 
 def mixed(n: int) -> list[Request]:
