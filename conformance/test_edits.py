@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from mlx_lm.draft import EditStrategy, SuffixStrategy
 from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 
-from conformance import edits
+from conformance import edits, follow
 from conformance.simulate import CPU, GPU, M4, Row, geometric_mean, run
 from conformance.streams import NAMES, Stream, bpe, streams, words
 
@@ -160,7 +161,7 @@ def test_the_place_is_that_of_an_edit_distance(drawn: list[Operation]) -> None:
 LONG: list[Operation] = [("replace", 3, 2), ("insert", 0, 4), ("drop", 20, 0), ("replace", 1, 6), ("copy", 9, 0)]
 
 
-@pytest.mark.parametrize(("name", "value"), [("_candidates", lambda *_: iter(())), ("WINDOW", 4), ("LEAST_COPY", 40)])
+@pytest.mark.parametrize(("name", "value"), [("_candidates", lambda *_: iter(())), ("WINDOW", 4)])
 def test_a_lost_place_is_found(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
     assert astray(LONG) == []
     monkeypatch.setattr(*((EditStrategy, name) if name.startswith("_") else (module, name)), value)
@@ -170,3 +171,8 @@ def test_a_lost_place_is_found(monkeypatch: pytest.MonkeyPatch, name: str, value
 def test_streams_of_all_kinds() -> None:
     assert len(edits.NAMES) > 20
     assert not set(edits.NAMES) & set(NAMES)
+
+
+@pytest.mark.repository
+def test_the_example_of_the_documents() -> None:
+    assert follow.table() in (Path(follow.__file__).parents[1] / "docs" / "drafting.md").read_text()
