@@ -239,7 +239,8 @@ def ask(rng: random.Random, corpus: Corpus, name: str, chars: int) -> list[Messa
 
 def turns(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
     """Three edits of one file, of which only the first shows it."""
-    text, messages = corpus.snippet(rng, chars // 3), []
+    messages: list[str] = []
+    text = corpus.snippet(rng, chars // 3)
     for edit in rng.sample(list(CODE.values()), 3):
         edited = edit(rng, text)
         shown = "" if messages else f"\n{fenced(text)}"

@@ -102,7 +102,9 @@ operations = st.lists(
 
 def program(drawn: Sequence[Operation]) -> tuple[list[int], list[int]]:
     """A source and what an edit makes of it: there is a copy before and between all changes."""
-    source, answer, new = [], [], 10_000
+    source: list[int] = []
+    answer: list[int] = []
+    new = 10_000
     for name, n_old, n_new in [operation for one in drawn for operation in (("copy", 8, 0), one)]:
         old = list(range(len(source), len(source) + n_old))
         source += old
