@@ -25,7 +25,7 @@ HEADINGS = ["Fixes", "Primitives", "Drafting", "Wiring"]
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Can be dropped when"]
 # Lines of code that are added, tests not counted: more is not read. Some 850 are those of batches, 510 of drafts that
 # follow an edit, 390 of what people asked of the commands and the server; below 3,300 without them would be better.
-MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5350, 60, 350
+MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5400, 60, 350
 # The field has other words for these: accept, verify, trim, block, length, cost, shorten.
 OTHER_WORDS = re.compile(
     r"\b(settl(?:e[sd]?|ing)|redo(?:es|ne|ing)?|push(?:e[sd]|ing)?|rooms?|charg(?:e[sd]?|ing)|rewind(?:s|ing)?|rewound"
