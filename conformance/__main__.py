@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import mlx.core as mx
 
-from conformance.check_prompts import Unusable, from_file
+from conformance.check.prompts import Unusable, from_file
 
 COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "compare blocks with single tokens"}
 

@@ -14,13 +14,13 @@ import mlx_lm
 import pytest
 from mlx_lm import load
 
-from conformance.demo import FIXTURE
-from conformance.device import device
-from conformance.expectations import Plugin
-from conformance.expected import nearest
-from conformance.faults import Fault
+from conformance import FIXTURE
+from conformance.expectations.files import nearest
+from conformance.expectations.plugin import Plugin
 from conformance.scorecard import plugin as scorecard
 from conformance.scorecard.rows import THE_SUITE, find
+from conformance.testing.device import device
+from conformance.testing.faults.planted import Fault
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pin import ROOT, VENDOR, Refused, fetch_unpinned, releases
 
 sys.path.insert(0, str(ROOT))
-from conformance.expected import FOLDER, nearest
+from conformance.expectations.files import FOLDER, nearest
 
 FLAVOURS = ("patched", "stock")
 READ = "New in {version}; somebody has to read it and give the reason."

@@ -27,7 +27,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-FIXTURE = str(Path(__file__).parents[1] / "fixture")
+from conformance import FIXTURE as PATH
+
+# The model that a command may draft with.
+FIXTURE = str(PATH)
 # The adapters of this folder, in the order in which a tree is asked whether it fits.
 SHIPPED = ("series", "backend", "prompt_lookup", "draft_type", "stock")
 CONTRARY = "contrary"

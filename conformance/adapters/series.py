@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from conformance.adapters import FIXTURE, Drafts
-from conformance.drafters import Scripted
+from conformance.testing.drafts.scripted import Scripted
 
 DRAFTERS = ("scripted", "suffix", "similar", "contrary")
 OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")

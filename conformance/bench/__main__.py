@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conformance import ROOT
 from conformance.bench import first, models, overhead, peers, report, results, rewinds, scale, serving, stages
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.page import page
 from conformance.bench.plan import FULL, LEAST_REPEATS, QUICK, Plan, Progress
 from conformance.bench.results import Run
-from conformance.series import ROOT
 
 Stage = Callable[[], Iterable[Row]]
 FIXTURE = "the fixture"

@@ -17,8 +17,8 @@ from mlx_lm.draft.costs import LearnedCosts
 from mlx_lm.draft.model import block_costs
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
-from conformance.demo import FIXTURE
-from conformance.speed import widened
+from conformance import FIXTURE
+from conformance.bench.speed import widened
 
 DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
 # A longer prompt of the widened fixture is processed by the fixture itself, whose cache is the same bit for bit.

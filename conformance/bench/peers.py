@@ -17,13 +17,14 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
+from conformance import ROOT
 from conformance.bench import models
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import LEAST_REPEATS, Plan, Progress
 from conformance.bench.rewinds import speeds
 from conformance.bench.tasks import single
-from conformance.series import DEFAULT, ROOT
+from conformance.series.patches import DEFAULT
 
 FOLDER = ROOT / "vendor" / "bench"
 SHOWN = ("json_rag", "echo", "code-edit", "qa-short", "prose")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance import ROOT
 from conformance.bench.cells import Row
 from conformance.bench.results import CELLS, Run, chosen, different, mean, rows, values
 from conformance.bench.strategies import AUTO
-from conformance.series import ROOT
 
 DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "serving.md", ROOT / "README.md")
 MARKED = re.compile(r"(<!-- bench ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)

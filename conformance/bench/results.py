@@ -14,7 +14,7 @@ from typing import Any
 from conformance.bench import limit
 from conformance.bench.cells import Row
 from conformance.bench.plan import Plan
-from conformance.device import device
+from conformance.testing.device import device
 
 Run = dict[str, Any]
 # The stages that compare drafted with plain decoding, prompt by prompt.

@@ -19,11 +19,11 @@ import mlx.core as mx
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import generate_step, speculative_generate_step
 
-from conformance.architectures import CONFIGS, build, make_cache
 from conformance.bench.cells import Row, parity
 from conformance.bench.cells import Run as Decode
 from conformance.bench.models import DTYPES, fill
 from conformance.bench.plan import Plan, Progress
+from conformance.testing.models.architectures import CONFIGS, build, make_cache
 
 # The tiny models of the suite with wide layers, so that a forward pass costs what it does in one of millions.
 WIDE: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from conformance.bench import limit
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import Plan, Progress
-from conformance.lookups import INDEXES, VOCAB, Scan, bytes_a_token, text
+from conformance.testing.drafts.backward_scan import INDEXES, VOCAB, Scan, bytes_a_token, text
 
 DRAFT = 8
 

@@ -28,9 +28,9 @@ from conformance.bench import models
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import Plan, Progress
-from conformance.mixed import follow
-from conformance.prompts import PROMPTS
-from conformance.serving import CHAT, Client, serve
+from conformance.testing.server.process import CHAT, Client, serve
+from conformance.testing.server.traffic import follow
+from conformance.testing.texts.prompts import PROMPTS
 
 COPIES, OTHER = ("rename", "json"), "quote"
 # The fixture repeats itself unless it is kept from it, and from ending.

@@ -15,11 +15,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from conformance import workloads
 from conformance.bench.models import Cache, Subject
 from conformance.bench.plan import SEED, Plan
-from conformance.streams import CHARS_PER_TOKEN, corpus
-from conformance.workloads import Corpus, Message, chat, fenced
+from conformance.testing.texts import workloads
+from conformance.testing.texts.recorded_streams import CHARS_PER_TOKEN, corpus
+from conformance.testing.texts.workloads import Corpus, Message, chat, fenced
 
 OWN, GIVEN = "own", "given"
 # What a text of a short prompt is long, in tokens of the fixture, and one that is edited turn after turn.

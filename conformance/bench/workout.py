@@ -17,9 +17,9 @@ from mlx_lm import load
 from mlx_lm.draft import SuffixStrategy
 from mlx_lm.generate import generate_step, speculative_generate_step
 
-from conformance.demo import FIXTURE
-from conformance.prompts import PROMPTS
-from conformance.serving import serve
+from conformance import FIXTURE
+from conformance.testing.server.process import serve
+from conformance.testing.texts.prompts import PROMPTS
 
 NAMES = ("rename", "json", "quote", "nothing_to_copy")
 TOKENS = 256

@@ -61,8 +61,8 @@ def main() -> int:
         import mlx_lm
 
         from conformance.adapters import Unusable, find, load
-        from conformance.device import device
         from conformance.judging import caches, cases
+        from conformance.testing.device import device
     except ImportError as error:
         print(f"this tree cannot be judged: {error}.", file=sys.stderr)
         return 2

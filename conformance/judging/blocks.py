@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from conformance import ROOT
+
 VARIABLE = "CONFORMANCE_BLOCKS"
-ROOT = Path(__file__).parents[2]
 # A block that verifies a draft; a chunk of a prompt is longer here, and a step is one token.
 DRAFTED = range(2, 20)
 

@@ -14,11 +14,11 @@ from typing import Any
 from mlx_lm.models import cache as cache_module
 
 from conformance.adapters import Adapter
-from conformance.feeding import WIDTH, feed_rows, leaves
 from conformance.judging.cases import Broken, Case, NotOffered, NotShown, attribute, first_line
 from conformance.judging.lines import of_cache
 from conformance.judging.written import written
-from conformance.reference import PAD, Reference, View, chunk, everything, window
+from conformance.testing.caches.layer_io import WIDTH, feed_rows, leaves
+from conformance.testing.caches.reference import PAD, Reference, View, chunk, everything, window
 
 SNAPSHOT, TRIM, BLOCKS = "C1 snapshot", "C2 trim", "C4 blocks"
 # What a growing cache allocates at a time: small, so that programs cross it.

@@ -14,7 +14,7 @@ from typing import Any
 from conformance.adapters import FIXTURE, Adapter
 from conformance.judging.blocks import drafted, environment
 from conformance.judging.cases import Broken, Case, NotOffered
-from conformance.serving import TEXT, ServerFailed, serve
+from conformance.testing.server.process import TEXT, ServerFailed, serve
 
 OPTIONS, REQUESTS = "C6 options", "C6 requests"
 LENGTH, TIMEOUT = 48, 120

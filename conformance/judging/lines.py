@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conformance.feeding import WIDTH
+from conformance.testing.caches.layer_io import WIDTH
 
 FUTURE = "from __future__ import annotations\n"
 FEED = f"""

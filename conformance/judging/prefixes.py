@@ -17,8 +17,8 @@ from mlx_lm.generate import generate_step
 from conformance.adapters import FIXTURE, Adapter
 from conformance.judging.cases import Broken, Case, NotOffered
 from conformance.judging.commands import PROMPT, not_offered
-from conformance.serving import TEXT, Server, ServerFailed, serve
-from conformance.tiny_models import save
+from conformance.testing.models.tiny import save
+from conformance.testing.server.process import TEXT, Server, ServerFailed, serve
 
 PREFIXES = "C3 server prefixes"
 MODELS = ("fixture", "gemma3_text", "qwen3_next")

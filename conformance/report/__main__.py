@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from conformance import ROOT
 from conformance.report.files import Unreadable, merged, read
 from conformance.report.page import filled, page
 
-ROOT = Path(__file__).parents[2]
 KEPT, DOCUMENT = Path("benchmarks", "reports.json"), Path("benchmarks.md")
 
 
@@ -63,7 +63,7 @@ def make(args: argparse.Namespace) -> int:
         # Before mlx_lm is imported, which makes its stream for the default device.
         mx.set_default_device(getattr(mx, args.device))
     from conformance.__main__ import load
-    from conformance.check_prompts import Unusable
+    from conformance.check.prompts import Unusable
 
     try:
         from mlx_lm.utils import load_config

@@ -20,12 +20,12 @@ import mlx_lm
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance import check, probe
-from conformance.check_prompts import built_in, encode
-from conformance.device import device
-from conformance.prompts import PROMPTS
+from conformance.bench.speed import decode
+from conformance.check import check, probe
+from conformance.check.prompts import built_in, encode
 from conformance.report.files import FORMAT
-from conformance.speed import decode
+from conformance.testing.device import device
+from conformance.testing.texts.prompts import PROMPTS
 
 # Edits, records, a quotation and a copy, and one text that repeats nothing.
 WORKLOADS = ("rename", "delete", "lookup", "quote", "echo", "nothing_to_copy")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.expected import KINDS, kind
+from conformance.expectations.files import KINDS, kind
 from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY
 
 PASSED, FAILED, EXPECTED, SKIPPED, LEFT_OUT = "passed", "failed", "expected", "skipped", "left out"

@@ -12,7 +12,7 @@ import pytest
 
 from conformance.scorecard.cells import EXPECTED, FAILED, LEFT_OUT, PASSED, SKIPPED
 from conformance.scorecard.rows import ROWS, Row, find, part
-from conformance.tally import TALLY
+from conformance.testing.tally import TALLY
 
 
 def sentence(report: pytest.TestReport | pytest.CollectReport) -> str:

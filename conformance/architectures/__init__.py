@@ -1,0 +1,1 @@
+"""Each model file runs, drafts, rejects and goes on."""

@@ -1,0 +1,80 @@
+"""Draft, reject and go on with every architecture.
+
+The prompt is longer than the windows and chunks of the tiny configurations, and drafts are rejected at every depth.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_lm.draft import DraftStats
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+from mlx_lm.models.deepseek_v41 import LayerCache
+
+from conformance.testing.decode.replay import DRAFT, drafted, gap, noises, plain
+from conformance.testing.drafts.scripted import Scripted
+from conformance.testing.faults.models import keep_the_state, trim_one_short, trim_to_the_wrong_place
+from conformance.testing.faults.planted import nothing, planted
+from conformance.testing.models.architectures import build, runnable
+
+VOCAB = 64
+PROMPTS = {"short": [5, 9, 3], "past the window": [(7 * i + 3) % VOCAB for i in range(21)]}
+TOKENS = 18
+# A fault of the model file itself, which conformance/expectations names: it shows once the window is full.
+BEFORE_THE_WINDOW = {"plamo3": 12}
+pytestmark = pytest.mark.usefixtures("uncompiled")
+# Models with a cache that cannot drop the end of a block: it is restored, and accepted tokens are fed again.
+RESTORED = {"deepseek_v41"}
+
+
+def complaints(name: str, where: str) -> list[str]:
+    """What a drafted decode does not share with the plain one; nothing if it is right."""
+    model, prompt = build(name), PROMPTS[where]
+    n = BEFORE_THE_WINDOW.get(name, TOKENS) if where == "short" else TOKENS
+    right = plain(model, prompt, n)
+    tokens = [token for token, _ in right.steps]
+    drafter, stats = Scripted(prompt + tokens, VOCAB), DraftStats()
+    got = drafted(model, prompt, n, drafter, stats)
+    logprobs = [[row for _, row in run.steps] for run in (got, right)]
+
+    def near(distance: float, n_noises: int) -> bool:
+        # To measure all of the noise takes as long as the rest, and most models have none.
+        return distance == 0 or any(distance <= n_noises * one for one in noises(model, prompt, right))
+
+    checks = {
+        "tokens": [token for token, _ in got.steps] == tokens,
+        "log probabilities": near(gap(*logprobs), 8),
+        # Logits of the next turn: their scale is larger.
+        "cache": near(gap(got.after, right.after), 128),
+        "depths": set(range(DRAFT)) <= set(drafter.depths),
+        # One for the prompt's last token and one a cycle; another at the end if a snapshot was restored.
+        "forwards": stats.forwards <= n + 1 - stats.accepted + (name in RESTORED),
+    }
+    return [check for check, holds in checks.items() if not holds]
+
+
+@pytest.mark.parametrize(("name", "where"), [(name, where) for name in runnable() for where in PROMPTS])
+def test_parity(name: str, where: str) -> None:
+    """Bit for bit where the rows of a block are those of single steps; within the model's own noise elsewhere."""
+    assert complaints(name, where) == []
+
+
+arrays_trim = ArraysCache.trim
+
+
+def trim_to_a_late_conv_state(cache: ArraysCache, n: int) -> int:
+    arrays_trim(cache, n)
+    if n > 0:
+        cache.cache = [mx.roll(cache[0], 1, axis=1), *cache.cache[1:]]
+    return n
+
+
+@planted(
+    ("llama", KVCache, "trim", trim_one_short),
+    ("gemma3_text", RotatingKVCache, "trim", trim_to_the_wrong_place),
+    ("mamba", ArraysCache, "trim", keep_the_state),
+    ("qwen3_next", ArraysCache, "trim", trim_to_a_late_conv_state),
+    ("deepseek_v41", LayerCache, "restore", nothing),
+)
+def test_a_planted_fault_is_found(where: str) -> None:
+    assert [c for prompt in PROMPTS for c in complaints(where, prompt)] != []

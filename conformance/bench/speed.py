@@ -1,0 +1,139 @@
+"""Measure drafted against plain decoding on a model that costs what a larger one costs.
+
+python -m conformance.bench.speed [--repeats 5] [--strategies suffix ngram-simple ngram-mod]
+
+The model is the fixture with a wider MLP whose new neurons are multiplied by zero: it computes what the fixture does,
+and costs what a model of 24 million parameters costs. Each prompt is decoded plain and drafted in turns; a speed is the
+median of the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm import load
+from mlx_lm.draft import DraftStats
+from mlx_lm.draft.model import block_costs
+from mlx_lm.generate import generate_step, prompt_lookup_generate_step
+from mlx_lm.models.cache import make_prompt_cache
+
+from conformance import FIXTURE
+from conformance.testing.texts.prompts import PROMPTS
+from conformance.testing.texts.workloads import Message, chat, fenced
+
+HIDDEN = 15_360
+TOKENS = 256
+
+
+def widened(hidden: int = HIDDEN, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, Any]:
+    """The fixture with ``hidden`` neurons in each MLP, and its tokenizer."""
+    model, tokenizer = load(str(FIXTURE))
+    key = mx.random.key(0)
+    for layer in model.model.layers:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            linear = getattr(layer.mlp, name)
+            axis = 1 if name == "down_proj" else 0
+            shape = list(linear.weight.shape)
+            shape[axis] = hidden - shape[axis]
+            # Neurons that are computed, and multiplied by zero.
+            more = mx.zeros(shape) if axis else 0.02 * mx.random.normal(shape, key=key)
+            linear.weight = mx.concatenate([linear.weight, more.astype(linear.weight.dtype)], axis)
+    model.set_dtype(dtype)
+    mx.eval(model.parameters())
+    return model, tokenizer
+
+
+def ambiguous(seed: int) -> list[Message]:
+    """Short n-grams in random order: a lookup finds what it looks for everywhere, and is mostly wrong."""
+    rng = random.Random(seed)
+    words = "item value count total first last node path".split()
+    grams = [" ".join(rng.choice(words) for _ in range(3)) for _ in range(8)]
+    return chat(f"Write prose.\n{fenced(' '.join(rng.choice(grams) for _ in range(60)))}")
+
+
+def prompts() -> dict[str, list[Message]]:
+    return PROMPTS | {f"ambiguous {seed}": ambiguous(seed) for seed in range(2)}
+
+
+@dataclass
+class Decode:
+    tokens: list[int]
+    seconds: float
+    stats: DraftStats | None = None
+
+
+def decode(model: Any, prompt: list[int], eos: set[int], strategy: str | None, n: int) -> Decode:
+    """Decode until the end token or a limit; the clock starts at the first token."""
+    stats = DraftStats()
+    cache = make_prompt_cache(model)
+    if strategy is None:
+        steps = generate_step(mx.array(prompt), model, max_tokens=n, prompt_cache=cache)
+    else:
+        steps = prompt_lookup_generate_step(
+            mx.array(prompt),
+            model,
+            max_tokens=n,
+            prompt_cache=cache,
+            draft_type=strategy,
+            eos_token_ids=eos,
+            stats=stats,
+        )
+    tokens: list[int] = []
+    start = time.perf_counter()
+    for token, *_ in steps:
+        if not tokens:
+            start = time.perf_counter()
+        tokens.append(token)
+        if token in eos:
+            break
+    seconds = time.perf_counter() - start
+    steps.close()
+    return Decode(tokens, seconds, None if strategy is None else stats)
+
+
+def compare(model: Any, prompt: list[int], eos: set[int], strategy: str, repeats: int, n: int) -> str:
+    runs = [[decode(model, prompt, eos, s, n) for s in (None, strategy)] for _ in range(repeats)]
+    plain, drafted = zip(*runs, strict=True)
+    stats = drafted[0].stats
+    if any(run.tokens != plain[0].tokens for run in (*plain, *drafted)):
+        return "other tokens"
+    n_tokens = len(plain[0].tokens)
+    ratios = [a.seconds / b.seconds for a, b in runs]
+    median = statistics.median(ratios)
+    speed = (n_tokens - 1) / statistics.median(run.seconds for run in plain)
+    fed = (stats.drafted + stats.cycles) / n_tokens
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{median:.2f} | {spread} | {speed:.0f} | {n_tokens} | {n_tokens / stats.forwards:.2f} | {fed:.2f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="decodes of each kind, in turns")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="the longest answer")
+    parser.add_argument("--strategies", nargs="+", default=["suffix", "ngram-simple", "ngram-mod"])
+    parser.add_argument("--prompts", nargs="+", default=list(prompts()))
+    args = parser.parse_args()
+    model, tokenizer = widened()
+    print(f"bf16, {HIDDEN} neurons a layer\n")
+    print("| prompt | strategy | speed | spread | plain tokens a second | tokens | tokens a forward | fed a token |")
+    print("| --- " * 8 + "|")
+    for name in args.prompts:
+        prompt = tokenizer.apply_chat_template(prompts()[name], add_generation_prompt=True)
+        for strategy in args.strategies:
+            eos = set(tokenizer.eos_token_ids)
+            row = compare(model, prompt, eos, strategy, args.repeats, args.tokens)
+            print(f"| {name} | {strategy} | {row} |", flush=True)
+    costs = block_costs(model)
+    print(f"\ncosts of blocks, as they were learned: { {n: round(costs(n), 2) for n in costs.table.lengths} }")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Random programs on every prompt cache of one sequence, against its rows.
+
+CONFORMANCE_PROFILE=full runs 2000 programs for each cache.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.caches.test_batch_machines import BATCHES
+from conformance.surface.__main__ import known
+from conformance.testing.caches.layer_io import leaves
+from conformance.testing.caches.machines import KINDS, CacheMachine, run, small_steps
+
+__all__ = ["small_steps"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_machine(kind: str) -> None:
+    run(CacheMachine, kind)
+
+
+def test_every_cache_class_that_is_known_is_run() -> None:
+    """Classes with a sentence in the place of a kind are no caches of a layer."""
+    kinds = {cache: kind for cache, kind in known()["caches"].items() if not kind.endswith(".")}
+    for cache, kind in kinds.items():
+        held = BATCHES[kind].padded(5, [0]) if kind in BATCHES else KINDS[kind](5).caches[0]
+        names = {type(one).__name__ for one in [held, *leaves([held])]}
+        assert cache.rpartition(":")[2] in names, (
+            f'"caches" of conformance/surface/surface.json: "{kind}" does not hold {cache}'
+        )

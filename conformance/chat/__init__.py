@@ -1,0 +1,1 @@
+"""mlx_lm.chat in a terminal."""

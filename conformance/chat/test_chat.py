@@ -1,0 +1,175 @@
+"""`mlx_lm.chat` in a real terminal: four edits of one text, with and without drafts.
+
+The text is the same, turns 2 to 4 draft from the answers before them, and nothing is fed twice:
+pytest conformance/chat/test_chat.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from conformance import FIXTURE
+from conformance.chat.chat_terminal import Chat, Turn, chat
+
+# A terminal takes one line at a time.
+CODE = "total = 0; for key in rows: total += key; print(total)"
+NAMES = ("total", "count", "total", "count", "total")
+QUERIES = [f"Change `{old}` to `{new}`." for old, new in pairwise(NAMES)]
+QUERIES[0] += f" ```python {CODE} ```"
+ANSWERS = [f"```python {CODE.replace('total', name)} ```" for name in NAMES[1:]]
+SIZES = ("--num-draft-tokens", "6", "--disable-adaptive-gate")
+# With the gate, how much is drafted depends on what the machine takes for a block.
+DRAFTING = {
+    "suffix": ("--draft-type", "suffix", *SIZES),
+    "ngram-simple": ("--draft-type", "ngram-simple", *SIZES),
+    "ngram-mod": ("--draft-type", "ngram-mod", *SIZES),
+    "ngram-mod, short": ("--draft-type", "ngram-mod", "--ngram-size", "4", *SIZES),
+    "a draft length": ("--prompt-lookup-num-tokens", "6", "--disable-adaptive-gate"),
+    "gated": ("--draft-type", "auto"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chat")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Chat:
+    return chat(folder, [*QUERIES, "r", *QUERIES])
+
+
+def texts(session: Chat) -> list[tuple[str, int]]:
+    return [(turn.text, turn.tokens) for turn in session.turns]
+
+
+def complaints(session: Chat, gated: bool = False) -> Iterator[str]:
+    """What is wrong with the memory of a chat whose second half is after a reset."""
+    half = len(QUERIES)
+    for number, record in enumerate(session.records):
+        fresh = number % half == 0
+        before = [] if fresh else session.records[number - 1]["conversation"]
+        known, turn = len(record["conversation"]), f"turn {number + 1}"
+        if record["fed"] != record["new"]:
+            yield f"{turn} fed {record['fed']} tokens for {record['new']} new ones"
+        if record["cached"] != known or record["conversation"][: len(before)] != before:
+            yield f"{turn}: the cache holds {record['cached']} tokens of a conversation of {known}"
+        if record["counts"] is not None and record["history"] != record["conversation"]:
+            yield f"{turn}: the drafter knows {len(record['history'])} tokens of a conversation of {known}"
+    drafting = [turn.drafting for turn in session.turns]
+    # With the gate, what blocks cost is learned on the way.
+    if not gated and drafting[:half] != drafting[half:]:
+        yield "other drafts after a reset"
+    if texts(session)[:half] != texts(session)[half:]:
+        yield "another text after a reset"
+
+
+def no_better(turns: list[Turn]) -> list[int]:
+    """The turns whose drafts are no better than those of the first."""
+    _, accepted, rate = turns[0].counts()
+    return [n for n, turn in enumerate(turns[1:], 2) if turn.counts()[1] <= accepted or turn.counts()[2] <= rate]
+
+
+def test_without_drafts(plain: Chat) -> None:
+    assert [text for text, _ in texts(plain)] == ANSWERS * 2
+    assert not list(complaints(plain))
+    assert "drafted" not in plain.shown
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_with_drafts(name: str, plain: Chat, folder: Path) -> None:
+    session = chat(folder, [*QUERIES, "r", *QUERIES], *DRAFTING[name])
+    assert texts(session) == texts(plain)
+    assert not list(complaints(session, gated=name == "gated"))
+    for turn, record in zip(session.turns, session.records, strict=True):
+        drafted, accepted, rate = turn.counts()
+        counts = record["counts"]
+        assert (drafted, accepted) == (counts["drafted"], counts["accepted"])
+        assert f"{max(turn.tokens / counts['forwards'], 1):.2f}" == f"{rate:.2f}"
+    if name != "gated":
+        assert not no_better(session.turns[:4])
+
+
+@pytest.mark.parametrize("fault", ["forgets", "feeds_twice"])
+def test_a_planted_fault_is_found(fault: str, folder: Path) -> None:
+    session = chat(folder, QUERIES[:2], *DRAFTING["suffix"], fault=fault)
+    found = "\n".join(complaints(session))
+    assert {"forgets": "the drafter knows", "feeds_twice": "new ones"}[fault] in found
+    assert no_better(session.turns) == ([2] if fault == "forgets" else [])
+
+
+def check_interrupted(folder: Path, *args: str, queries: int = 3, fault: str = "") -> None:
+    """Ctrl-C in each answer: it ends there, the cache and the drafter hold what was shown, and the chat goes on."""
+    session = chat(folder, QUERIES[:queries], *args, fault=fault, interrupt=6)
+    assert len(session.records) == queries
+    assert not [complaint for complaint in complaints(session) if "after a reset" not in complaint]
+    assert {turn.tokens for turn in session.turns} == {7}
+    assert "Traceback" not in session.shown
+
+
+@pytest.mark.parametrize(
+    "args", [(), DRAFTING["suffix"], ("--draft-model", str(FIXTURE))], ids=["plain", "suffix", "model"]
+)
+def test_ctrl_c_ends_an_answer(args: tuple[str, ...], folder: Path) -> None:
+    check_interrupted(folder, *args)
+
+
+def test_an_answer_that_goes_on_is_found(folder: Path) -> None:
+    with pytest.raises(AssertionError):
+        check_interrupted(folder, *DRAFTING["suffix"], queries=1, fault="does_not_stop")
+
+
+def test_a_draft_model_and_a_reference(plain: Chat, folder: Path, tmp_path: Path) -> None:
+    """The same text, and the header says what drafts."""
+    session = chat(folder, [QUERIES[0]], "--draft-model", str(FIXTURE))
+    assert texts(session) == texts(plain)[:1]
+    assert f"drafts with   {FIXTURE}"[:40] in session.shown
+    (tmp_path / "answer").write_text(ANSWERS[0])
+    reference = ("--draft-reference", str(tmp_path / "answer"))
+    without, session = (chat(folder, [QUERIES[0]], *DRAFTING["ngram-mod, short"], *more) for more in ((), reference))
+    assert texts(session) == texts(without) == texts(plain)[:1]
+    assert "drafts with   NgramModStrategy" in session.shown
+    assert session.turns[0].counts()[1] > without.turns[0].counts()[1]
+
+
+def test_a_memory_in_a_file(folder: Path) -> None:
+    """The file is there after each turn, and the next chat starts with what it holds."""
+    path = folder / "memory.ngrams"
+    arguments = (*DRAFTING["ngram-mod"], "--draft-memory", str(path))
+    first = chat(folder, QUERIES[:2], *arguments)
+    assert first.turns[0].counts()[1] == 0
+    assert path.stat().st_size > 0
+    second = chat(folder, ["h", QUERIES[0]], *arguments)
+    assert second.turns[0].text == first.turns[0].text == ANSWERS[0]
+    assert second.turns[0].counts()[1] > 0
+
+
+PUBLISHED = """python -m mlx_lm chat \\
+  --model Qwen/Qwen3-8B-MLX-4bit \\
+  --max-tokens 500 \\
+  --temp 0 \\
+  --chat-template-config '{{"enable_thinking": false}}' \\
+  --draft-type {} \\
+  --num-draft-tokens {} \\
+  --ngram-size {} \\
+  --disable-adaptive-gate
+"""
+
+
+@pytest.mark.parametrize(("draft_type", "length", "size"), [("ngram-simple", 4, 3), ("ngram-mod", 6, 16)])
+def test_the_published_commands(draft_type: str, length: int, size: int) -> None:
+    """As users know them, with the model of this repository and four turns through a pipe."""
+    command = PUBLISHED.format(draft_type, length, size).replace("Qwen/Qwen3-8B-MLX-4bit", str(FIXTURE))
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    lines = "\n".join([*QUERIES, "q", ""])
+    done = subprocess.run(command, shell=True, input=lines, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(answer) for answer in ANSWERS[:2]] == [2, 2]
+    assert done.stdout.count("tokens-per-forward") == 4

@@ -1,0 +1,146 @@
+"""`mlx_lm.generate` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance import FIXTURE
+from conformance.testing.commands.recorders import COMMANDS, module_of, parser_of
+from conformance.testing.texts.prompts import CODE, PROMPTS
+from conformance.testing.texts.workloads import fenced
+
+COMMAND = Path(sys.executable).parent / "mlx_lm.generate"
+LOOKUP = "--prompt-lookup-num-tokens"
+
+
+def generate(*args: str) -> subprocess.CompletedProcess[str]:
+    prompt = PROMPTS["rename"][0]["content"]
+    command = [str(COMMAND), "--model", str(FIXTURE), "--max-tokens", "120", "--prompt", prompt, *args]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def text(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("==========\n")[1]
+
+
+def drafting(done: subprocess.CompletedProcess[str]) -> tuple[int, int, float]:
+    """Tokens that were drafted and accepted, and tokens for each forward pass."""
+    line = re.search(r"Drafting: \w+, (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", done.stdout)
+    assert line, done.stdout
+    return int(line[1]), int(line[2]), float(line[3])
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    done = generate()
+    assert "Drafting" not in done.stdout
+    return text(done)
+
+
+def test_the_flag_changes_the_speed_only(plain: str) -> None:
+    got = generate(LOOKUP, "8")
+    assert text(got) == plain
+    assert "Drafting: EditStrategy" in got.stdout
+    drafted, accepted, rate = drafting(got)
+    assert drafted >= accepted > 0
+    assert rate > 1.5
+
+
+def test_a_text_to_draft_from(plain: str, tmp_path: Path) -> None:
+    """The file that the answer will be is drafted from its first tokens on."""
+    edited = tmp_path / "edited.md"
+    edited.write_text(fenced(CODE.replace("text", "node")))
+    # Long n-grams: with short ones the request itself is nearly as good.
+    arguments = ("--draft-type", "ngram-mod", "--disable-adaptive-gate")
+    without, got = generate(*arguments), generate(*arguments, "--draft-reference", str(edited))
+    assert text(without) == text(got) == plain
+    assert drafting(got)[1] > drafting(without)[1]
+
+
+def test_a_memory_in_a_file(plain: str, tmp_path: Path) -> None:
+    """The second time, the answer is in it."""
+    arguments = ("--draft-type", "ngram-mod", "--draft-memory", str(tmp_path / "memory"), "--disable-adaptive-gate")
+    first, second = generate(*arguments), generate(*arguments)
+    assert text(first) == text(second) == plain
+    assert drafting(second)[1] > drafting(first)[1]
+    other = generate(*arguments, "--ngram-size", "4")
+    assert other.returncode == 2
+    assert "--draft-memory" in other.stderr
+
+
+def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
+    """It reads what is cached, and drafts as well as for the whole prompt."""
+    file = ["--prompt-cache-file", str(tmp_path / "cache.safetensors")]
+    cache = [str(COMMAND.with_name("mlx_lm.cache_prompt")), "--model", str(FIXTURE), "--prompt", CODE, *file]
+    assert subprocess.run(cache, capture_output=True).returncode == 0
+    without, got = generate(*file), generate(*file, "--draft-model", str(FIXTURE))
+    assert text(got) == text(without)
+    drafted, accepted, rate = drafting(got)
+    assert accepted > 0.9 * drafted
+    assert rate > 3
+
+
+def test_statistics_for_a_script(plain: str) -> None:
+    done = generate("--json", LOOKUP, "8", "--disable-adaptive-gate")
+    found = json.loads(done.stdout)
+    assert found["text"] + "\n" == plain
+    assert found["finish_reason"] == "length"
+    assert found["draft"]["accepted"] > 0
+    assert found["generation_tokens"] <= found["draft"]["forwards"] + found["draft"]["accepted"]
+    assert min(found["prompt_tps"], found["generation_tps"], found["peak_memory"]) > 0
+
+
+# What a user types, and what the error has to name.
+CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "generate": {
+        f"{LOOKUP} 8 --draft-model nowhere/nothing": (LOOKUP, "--draft-model"),
+        "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
+        "--draft-type auto --image no.png": ("--draft-type", "--image"),
+        f"--draft-type auto {LOOKUP} 8": (LOOKUP, "--draft-type"),
+        f"{LOOKUP} 8 --num-draft-tokens 3": (LOOKUP, "--num-draft-tokens"),
+        f"{LOOKUP} 0": (LOOKUP, "from 1 to"),
+        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type", "suffix"),
+        "--draft-type auto --draft-margin 1 --temp 0.5": ("--draft-margin", "--temp"),
+        "--draft-memory memory": ("--draft-memory", "ngram-mod"),
+        "--draft-type auto --draft-reference no.txt": ("--draft-reference", "no.txt"),
+        f"--draft-type auto --draft-reference {FIXTURE}/model.safetensors": ("--draft-reference", "not UTF-8"),
+        "--ngram-size 3": ("--ngram-size", "--draft-type"),
+    },
+    "chat": {
+        "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type", "suffix"),
+        "--draft-type auto --draft-memory memory": ("--draft-memory", "ngram-mod"),
+        "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
+        f"--draft-model nowhere/nothing --draft-reference {__file__}": ("--draft-model", "--draft-reference"),
+    },
+    "benchmark": {
+        "--draft-type auto --batch-size 2": ("--draft-type", "--batch-size"),
+        f"{LOOKUP} 8 --batch-size 2": ("--draft-type and its short form", "--batch-size"),
+    },
+    "server": {
+        "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
+        "--draft-memory memory --draft-memory-scope request": ("--draft-memory", "--draft-memory-scope"),
+    },
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_contradictions_are_errors_before_a_model_is_loaded(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, known = module_of(command), parser_of(command).format_help()
+    for typed, named in CONTRADICTIONS[command].items():
+        if "--image" in typed and "--image" not in known:  # 0.32.0
+            continue
+        monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", "--model", "nowhere/nothing", *typed.split()])
+        with pytest.raises(SystemExit) as ended:
+            module.main()
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert ended.value.code == 2
+        assert all(name in error for name in named), f"{typed}: {error}"

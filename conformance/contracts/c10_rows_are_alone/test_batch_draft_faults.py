@@ -1,0 +1,118 @@
+"""The checks of batches with drafts find a planted fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import Phase, settings
+from mlx_lm.draft import batch as drafts
+from mlx_lm.draft.batch import DraftedBatch
+from mlx_lm.draft.draws import BlockDraws
+from mlx_lm.draft.guard import Guard
+from mlx_lm.generate import GenerationBatch
+from mlx_lm.models.cache import BatchKVCache
+
+from conformance.contracts.c10_rows_are_alone.test_batch_drafts import (
+    check_draws,
+    check_ends,
+    check_failure,
+    complaints,
+)
+from conformance.testing.decode.batch_programs import PROGRAMS, run_programs
+from conformance.testing.decode.batches import Broken
+from conformance.testing.faults.planted import planted
+from conformance.testing.models.families import mutant
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+drop = drafts.trim_prompt_cache
+filter_rows, make_mask, update = DraftedBatch.filter, BatchKVCache.make_mask, BatchKVCache.update_and_fetch
+
+
+def keep_a_token_too_many(cache: list[Any], n: list[int]) -> None:
+    drop(cache, [max(m - 1, 0) for m in n])
+
+
+def trim_alike(cache: list[Any], n: list[int]) -> None:
+    drop(cache, min(n))
+
+
+def take_rows_to_end_alike(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with patch.object(self, "_behind", None):
+            return function(self, *args, **kwargs)
+
+    return method
+
+
+def filter_and_forget(self: Any, keep: list[int]) -> None:
+    """What was read of the rows that stay, and not returned yet, is lost."""
+    filter_rows(self, keep)
+    self._known = None
+
+
+keep_the_padding = mutant(
+    DraftedBatch._trim,
+    "[n_tokens - n for n in n_kept]",
+    "[1 + len(draft) - n for draft, n in zip(block.drafts, n_kept)]",
+)
+stop_after_the_block = mutant(
+    DraftedBatch._end,
+    "while reason is None and n < len(draws):\n        reason = self._finish_reason(i, draws[n][0])",
+    "while n < len(draws):\n        reason = self._finish_reason(i, draws[n][0]) or reason",
+)
+show_the_whole_block = mutant(BlockDraws._draw_after, "self._tokens[i, n : n + 1]", "self._tokens[i, n:]")
+draw_from_the_last_column = mutant(
+    BlockDraws.rows, "greedy[i][n], self._logprobs[i, n]", "greedy[i][n if drafts[i] else -1], self._logprobs[i, n]"
+)
+draw_what_is_rejected = mutant(
+    BlockDraws.rows,
+    "going_on = [i for i in going_on if rows[i][-1][2]]",
+    "rejected = [i for i in going_on if i in drawn and not rows[i][-1][2] and drafts[i][len(rows[i]) - 1 :]]\n"
+    "        for i in rejected:\n            self._draw_after(i, len(rows[i]))\n"
+    "        going_on = [i for i in going_on if rows[i][-1][2]]",
+)
+# A fault is found in far fewer programs, and need not be made short.
+SEARCH = settings(parent=PROGRAMS, max_examples=200, derandomize=True, phases=[Phase.generate])
+
+
+def check_rows(name: str) -> None:
+    assert complaints(name) == []
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "rows": lambda: check_rows("llama"),
+    "rows of windows": lambda: check_rows("gemma3_text"),
+    "rows of states": lambda: check_rows("qwen3_next"),
+    "ends": lambda: check_ends("llama"),
+    "draws": lambda: check_draws("llama"),
+    "failures": lambda: check_failure("sampler", 1),
+    "programs": lambda: run_programs("llama", SEARCH),
+}
+
+
+@planted(
+    ("rows", drafts, "trim_prompt_cache", keep_a_token_too_many),
+    ("rows of windows", drafts, "trim_prompt_cache", keep_a_token_too_many),
+    ("rows of states", drafts, "trim_prompt_cache", keep_a_token_too_many),
+    ("rows", drafts, "trim_prompt_cache", trim_alike),
+    ("rows of windows", drafts, "trim_prompt_cache", trim_alike),
+    ("rows of states", drafts, "trim_prompt_cache", trim_alike),
+    ("rows", DraftedBatch, "_trim", keep_the_padding),
+    ("rows", BlockDraws, "rows", draw_from_the_last_column),
+    ("rows", BatchKVCache, "make_mask", take_rows_to_end_alike(make_mask)),
+    ("rows", BatchKVCache, "update_and_fetch", take_rows_to_end_alike(update)),
+    ("ends", DraftedBatch, "_end", stop_after_the_block),
+    ("draws", BlockDraws, "_draw_after", show_the_whole_block),
+    ("draws", BlockDraws, "rows", draw_what_is_rejected),
+    ("failures", Guard, "__call__", lambda self, *args: self._function(*args)),
+    ("programs", DraftedBatch, "filter", filter_and_forget),
+    ("programs", DraftedBatch, "extract_cache", GenerationBatch.extract_cache),
+)
+def test_a_planted_fault_is_found(where: str) -> None:
+    errors = (AssertionError, AttributeError, ValueError, IndexError, RuntimeError, TypeError, Broken)
+    with pytest.raises(errors):
+        CHECKS[where]()

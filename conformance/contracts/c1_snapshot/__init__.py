@@ -1,0 +1,1 @@
+"""C1: restore brings everything back."""

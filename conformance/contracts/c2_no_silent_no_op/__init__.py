@@ -1,0 +1,1 @@
+"""C2: what cannot be rolled back is an error or is restored."""

@@ -1,0 +1,1 @@
+"""C4: the tokens and log probabilities of plain decoding."""

@@ -1,0 +1,154 @@
+"""The calls that users know from the published experiments, with the fixture in the place of their model.
+
+pytest conformance/contracts/c4_parity/test_examples.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm import batch_generate, stream_generate
+from mlx_lm.draft import DraftStats
+from mlx_lm.generate import NgramModTable
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+
+from conformance.bench.speed import widened
+from conformance.testing.texts.prompts import CODE, PROMPTS
+from conformance.testing.texts.workloads import fenced
+
+N = 96
+
+
+def ids(tokenizer: Any, name: str) -> list[int]:
+    tokens: list[int] = tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True, enable_thinking=False)
+    return tokens
+
+
+# The text of plain decoding for each prompt.
+PLAIN: dict[tuple[int, ...], str] = {}
+
+
+def plain(model: Any, tokenizer: Any, prompt: list[int]) -> str:
+    if (key := tuple(prompt)) not in PLAIN:
+        PLAIN[key] = "".join(r.text for r in stream_generate(model, tokenizer, prompt, max_tokens=N))
+    return PLAIN[key]
+
+
+def drafted(model: Any, tokenizer: Any, prompt: list[int], **options: Any) -> DraftStats:
+    """What drafting did for an answer that is the plain one."""
+    options = {"sampler": make_sampler(temp=0.0), "disable_adaptive_gate": True} | options
+    responses = list(stream_generate(model, tokenizer, prompt, max_tokens=N, **options))
+    assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
+    stats: DraftStats = responses[-1].draft
+    return stats
+
+
+def test_ngram_simple(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, "rename")
+    stats = drafted(model, tokenizer, prompt, draft_type="ngram-simple", num_draft_tokens=4, ngram_size=3)
+    assert stats.accepted > 60
+    assert stats.strategy == "NgramSimpleStrategy"
+
+
+def test_a_table_for_several_prompts(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    table, accepted = NgramModTable(n=16), []
+    options = {"draft_type": "ngram-mod", "num_draft_tokens": 6, "ngram_size": 16, "ngram_mod_table": table}
+    for name in ("rename", "rename", "json"):
+        accepted.append(drafted(model, tokenizer, ids(tokenizer, name), **options).accepted)
+    # The second time, the whole answer is in the table.
+    assert 0 < accepted[0] < accepted[1]
+
+
+def test_a_length(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, "json")
+    responses = list(stream_generate(model, tokenizer, prompt, max_tokens=N, prompt_lookup_num_tokens=8))
+    assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
+    assert responses[-1].draft.accepted > 0
+
+
+@pytest.mark.parametrize("draft_type", ["auto", "edit", "suffix", "ngram-simple", "ngram-mod"])
+def test_a_text_that_is_not_in_the_prompt(fixture: tuple[Any, Any], draft_type: str) -> None:
+    """The answer is drafted from a reference from its first token on."""
+    model, tokenizer = fixture
+    prompt, accepted = ids(tokenizer, "rename"), []
+    reference = tokenizer.encode(fenced(CODE.replace("text", "node")))
+    for draft_reference in (None, reference):
+        arguments = {"draft_reference": draft_reference, "disable_adaptive_gate": True}
+        *_, last = stream_generate(model, tokenizer, prompt, max_tokens=N, draft_type=draft_type, **arguments)
+        accepted.append(last.draft.accepted)
+    assert accepted[1] > accepted[0]
+
+
+def test_the_same_seed_gives_the_same_text(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    prompt, texts = ids(tokenizer, "rename"), set()
+    for draft_type in ("none", "auto", "ngram-simple", "ngram-mod"):
+        mx.random.seed(3)
+        sampler = make_sampler(temp=0.8, top_p=0.95, min_p=0.01)
+        responses = stream_generate(model, tokenizer, prompt, max_tokens=64, sampler=sampler, draft_type=draft_type)
+        texts.add("".join(r.text for r in responses))
+    assert len(texts) == 1
+
+
+def test_the_widened_model_computes_the_same(fixture: tuple[Any, Any]) -> None:
+    """conformance.bench.speed measures the fixture's own text, at another price."""
+    model, tokenizer = fixture
+    tokens = mx.array([ids(tokenizer, "json")])
+    wide, _ = widened(1024, mx.float16)
+    assert mx.array_equal(model(tokens), wide(tokens)).item()
+    wide.model.layers[0].mlp.down_proj.weight += 0.01
+    assert not mx.array_equal(model(tokens), wide(tokens)).item()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"draft_type": ""},
+        {"draft_costs": 5, "draft_type": "auto"},
+        {"disable_adaptive_gate": "yes", "draft_type": "auto"},
+        {"draft_reference": [10**9], "draft_type": "auto"},
+        {"draft_reference": mx.array([[1, 2]]), "draft_type": "auto"},
+        {"ngram_size": 3},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_wrong_argument_is_named(fixture: tuple[Any, Any], given: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{next(iter(given))} "):
+        next(stream_generate(*fixture, "Hello", **given))
+
+
+def test_a_reference_in_an_array(fixture: tuple[Any, Any]) -> None:
+    prompt = ids(fixture[1], "rename")
+    reference = fixture[1].encode(fenced(CODE.replace("text", "node")))
+    listed, in_array = (
+        drafted(*fixture, prompt, draft_type="suffix", draft_reference=make(reference)) for make in (list, mx.array)
+    )
+    assert listed == in_array
+
+
+def test_a_draft_model_needs_no_cache_of_its_own(fixture: tuple[Any, Any]) -> None:
+    """The cache of the model is enough, and the next turn goes on with both."""
+    model, tokenizer = fixture
+    cache, prompt = make_prompt_cache(model), ids(tokenizer, "rename")
+    n_caches = len(cache)
+    options = {"draft_model": model, "prompt_cache": cache, "disable_adaptive_gate": False}
+    stats = drafted(model, tokenizer, prompt, **options)
+    assert stats.accepted > 0.9 * stats.drafted
+    assert len(cache) == 2 * n_caches
+    assert {layer.offset for layer in cache} == {len(prompt) + N}
+
+
+def test_the_help_lists_every_argument() -> None:
+    for function in (stream_generate, batch_generate):
+        described = inspect.getdoc(function) or ""
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                assert re.search(rf"\b{name}\b", described), f"{function.__name__} does not describe {name}"

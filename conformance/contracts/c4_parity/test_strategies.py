@@ -1,0 +1,267 @@
+"""Every strategy, alone and chained, on every cache family: the tokens and log probabilities of plain decoding.
+
+pytest conformance/contracts/c4_parity/test_strategies.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.draft import (
+    BlockCosts,
+    ChainStrategy,
+    DraftStats,
+    EditStrategy,
+    ModelDraftStrategy,
+    NgramModStrategy,
+    NgramModTable,
+    NgramSimpleStrategy,
+    SuffixStrategy,
+)
+from mlx_lm.draft.costs import LearnedCosts
+from mlx_lm.draft.near_ties import AUTO_NOISE, NearTies
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.generate import prompt_lookup_generate_step, speculative_generate_step
+from mlx_lm.sample_utils import make_sampler
+
+from conformance.testing.decode.replay import Step, gap
+from conformance.testing.models.architectures import make_cache
+from conformance.testing.models.families import (
+    FAMILIES,
+    OPTIONS,
+    PROMPT,
+    VOCAB,
+    allowed,
+    model_of,
+    mutant,
+    scripted,
+    seeded,
+)
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+N = 18
+# What blocks cost is pinned: nothing here may depend on a clock.
+COSTS = BlockCosts((1, 2, 16), (1.0, 1.2, 3.0))
+SAMPLERS: dict[str, dict[str, float]] = {
+    "greedy": {"temp": 0.0},
+    "nucleus": {"temp": 0.9, "top_p": 0.9, "min_p": 0.02},
+    "xtc": {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02},
+}
+# Each sampler, and whether drafts that do not pay are left out.
+RUNS = (("greedy", True), ("greedy", False), ("nucleus", True), ("xtc", False))
+# A draft model takes as long as all the others.
+MODEL_RUNS = (("greedy", True), ("xtc", False))
+Make = Callable[[Any, list[int]], Any]
+
+
+def warm_table(text: list[int]) -> NgramModTable:
+    """A memory that has seen the answer, and the same again with other tokens in between."""
+    table = NgramModTable(3, vocab_size=VOCAB)
+    for shown in (text, [*text[: len(text) // 2], 1, 2, 3]):
+        NgramModStrategy(table).observe(shown)
+    return table
+
+
+def of_the_model(model: Any, _: list[int]) -> ModelDraftStrategy:
+    return ModelDraftStrategy(model, make_cache(model))
+
+
+# A text is the prompt and the answer that plain decoding gives; a reference that is a little off drafts wrongly too.
+STRATEGIES: dict[str, Make] = {
+    "ngram-simple": lambda _, text: NgramSimpleStrategy(2, [*text[:-4], 5, *text[8:]]),
+    "suffix": lambda _, text: SuffixStrategy(draft_reference=[*text[: len(PROMPT) + 9], 5, *text[len(PROMPT) + 10 :]]),
+    "edit": lambda _, text: EditStrategy(draft_reference=[*text[: len(PROMPT) + 9], 5, *text[len(PROMPT) + 10 :]]),
+    "ngram-mod": lambda _, text: NgramModStrategy(warm_table(text)),
+    "the model": of_the_model,
+    "chain": lambda model, text: ChainStrategy([EditStrategy(), NgramModStrategy(warm_table(text[:-9]))]),
+    "chain with the model": lambda model, text: ChainStrategy([NgramSimpleStrategy(3), of_the_model(model, text)]),
+}
+
+
+def steps_of(family: str, strategy: Any, n: int = N, **kwargs: Any) -> list[Any]:
+    mx.random.seed(7)
+    arguments = {"draft_strategy": strategy, "num_draft_tokens": 5, "draft_costs": COSTS, "max_tokens": n} | kwargs
+    return list(speculative_generate_step(mx.array(PROMPT), model_of(family), **arguments, **OPTIONS.get(family, {})))
+
+
+@cache
+def plain(family: str, sampler: str) -> list[Step]:
+    sample = make_sampler(**SAMPLERS[sampler])
+    return seeded(model_of(family), PROMPT, N, sampler=sample, **OPTIONS.get(family, {}))
+
+
+def complaints(family: str, name: str) -> list[str]:
+    wrong, accepted = [], 0
+    for sampler, gated in MODEL_RUNS if "model" in name else RUNS:
+        right, stats = plain(family, sampler), DraftStats()
+        strategy = STRATEGIES[name](model_of(family), PROMPT + [token for token, _ in right])
+        sample = make_sampler(**SAMPLERS[sampler])
+        got = steps_of(family, strategy, sampler=sample, disable_adaptive_gate=not gated, stats=stats)
+        accepted += stats.accepted
+        if [step[0] for step in got] != [step[0] for step in right]:
+            wrong.append(f"{sampler} {gated}: tokens")
+        elif gap([step[1] for step in got], [step[1] for step in right]) > allowed(family):
+            wrong.append(f"{sampler} {gated}: log probabilities")
+        elif stats.accepted != sum(from_draft for _, _, from_draft in got):
+            wrong.append(f"{sampler} {gated}: accepted")
+    return wrong if accepted else [*wrong, "nothing was drafted rightly"]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parity(family: str, name: str) -> None:
+    assert complaints(family, name) == []
+
+
+class Noisy:
+    """A model whose logits are off by up to a bound wherever several tokens are fed at once, as on some devices.
+
+    Without a bound they are rounded to bfloat16, and off by up to two steps of it.
+    """
+
+    def __init__(self, family: str, bound: float | None) -> None:
+        self.model, self.bound, self.layers = model_of(family), bound, model_of(family).layers
+
+    def make_cache(self) -> Any:
+        return make_cache(self.model)
+
+    def __call__(self, inputs: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self.model(inputs, cache=cache)
+        if self.bound is None:
+            logits = logits.astype(mx.bfloat16)
+        if inputs.shape[1] > 1:
+            key = mx.random.key(sum(inputs[0].tolist()))
+            off = mx.random.uniform(-1, 1, logits.shape, key=key)
+            if self.bound is None:
+                logits += (2 * mx.finfo(logits.dtype).eps * mx.abs(logits) * mx.round(off)).astype(logits.dtype)
+            else:
+                logits += self.bound * off
+        return logits
+
+
+def near_ties(family: str, margin: float | str) -> tuple[bool, DraftStats]:
+    """Whether a noisy model gives plain decoding's tokens, when half of the drafts are right."""
+    model, stats, n = Noisy(family, None if margin == "auto" else 0.02), DraftStats(), 3 * N
+    right = seeded(model, PROMPT, n)
+    drafter = scripted(PROMPT, right)
+    arguments = {"num_draft_tokens": 5, "disable_adaptive_gate": True, "draft_margin": margin}
+    steps = speculative_generate_step(
+        mx.array(PROMPT), model, draft_strategy=drafter, max_tokens=n, stats=stats, **arguments
+    )
+    return [step[0] for step in steps] == [step[0] for step in right], stats
+
+
+NOISY = ["llama", "gemma3_text", "mamba", "qwen3_next", "deepseek_v41"]
+
+
+@pytest.mark.parametrize("family", NOISY)
+def test_a_margin_decides_near_ties(family: str) -> None:
+    for margin in (0.04, "auto"):
+        equal, stats = near_ties(family, margin)
+        assert equal
+        # Each tie costs one more forward pass, and where a block is restored what was right in it one more.
+        extra = stats.forwards - stats.cycles - stats.near_ties
+        assert stats.near_ties > 0
+        assert 0 <= extra <= (stats.cycles if family == "deepseek_v41" else 0)
+
+
+def test_parity_is_lost_without_a_margin() -> None:
+    assert [family for family in NOISY if not near_ties(family, 0.0)[0]] != []
+
+
+def learned(family: str, bound: float) -> float:
+    """The margin that is learned from one token of a block and the same token alone, in multiples of the noise."""
+    model, margin, noise = Noisy(family, bound), NearTies("auto"), 0.0
+    for length in range(2, 6):
+        layers, tokens = make_cache(model), mx.array([PROMPT])
+        model(tokens[:, :-length], cache=layers)
+        block, single = (model(tokens[:, -length:stop], cache=deepcopy(layers))[0, :1] for stop in (None, 1 - length))
+        margin.learn(block, single)
+        noise = max(noise, gap(block, single))
+    assert noise <= bound + allowed(family)
+    return float(margin.margin) / max(noise, 1e-9)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba", "qwen3_next"])
+def test_the_margin_is_what_the_noise_needs(family: str) -> None:
+    assert learned(family, 0.0) == 0
+    assert learned(family, 0.02) == pytest.approx(AUTO_NOISE)
+
+
+def test_a_second_run_makes_the_same_choices() -> None:
+    text = PROMPT + [token for token, _ in seeded(model_of("llama"), PROMPT, N)]
+    runs = []
+    for _ in range(2):
+        stats = DraftStats()
+        steps = steps_of("llama", SuffixStrategy(draft_reference=text[::-1] + text), stats=stats)
+        runs.append(([(token, from_draft) for token, _, from_draft in steps], stats))
+    assert runs[0] == runs[1]
+
+
+def test_nothing_is_learned_when_costs_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LearnedCosts, "learn", lambda *_: pytest.fail("learned"))
+    assert len(steps_of("llama", SuffixStrategy(draft_reference=PROMPT))) == N
+
+
+def test_a_memory_is_shared_by_answers() -> None:
+    """The second answer is drafted from what the first one left in the table."""
+    table, drafted = NgramModTable(3), []
+    for _ in range(2):
+        stats = DraftStats()
+        arguments = {"draft_type": "ngram-mod", "ngram_mod_table": table, "disable_adaptive_gate": True}
+        list(prompt_lookup_generate_step(mx.array(PROMPT), model_of("llama"), max_tokens=64, stats=stats, **arguments))
+        drafted.append(stats.accepted)
+    assert drafted[1] > drafted[0]
+
+
+LOOP_FAULTS = {
+    "every draft is right": ("draft[n_accepted : n_accepted + 1] == [token]", "n_accepted < len(draft)"),
+    "a row too early": ("draw(logits[i : i + 1]) for", "draw(logits[max(i - 1, 0) : max(i, 1)]) for"),
+    "a greedy row too early": ("mx.split(tokens, ", "mx.split(mx.concatenate([tokens[:1], tokens[:-1]]), "),
+}
+
+
+@pytest.mark.parametrize("fault", LOOP_FAULTS)
+def test_a_planted_fault_of_the_loop_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    generate = sys.modules["mlx_lm.generate"]
+    monkeypatch.setattr(generate, "draft_generate_step", mutant(generate.draft_generate_step, *LOOP_FAULTS[fault]))
+    assert complaints("llama", "suffix") != []
+
+
+def rejected_of_itself() -> int:
+    """A model that drafts for itself is right every time, also when its drafts are cut."""
+    stats = DraftStats()
+    cheap_pairs = BlockCosts((1, 2, 3), (1.0, 1.0, 9.0))
+    steps_of("llama", of_the_model(model_of("llama"), []), draft_costs=cheap_pairs, stats=stats)
+    assert stats.drafted > 0
+    rejected: int = stats.drafted - stats.accepted
+    return rejected
+
+
+def test_a_draft_model_that_is_not_trimmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rejected_of_itself() == 0
+
+    def keep_the_draft(strategy: Any, n_accepted: int, n_drafted: int) -> None:
+        strategy._n_fed += min(n_accepted, len(strategy._draft) - 1)
+        strategy._draft, strategy._snapshot = [], None
+
+    monkeypatch.setattr(ModelDraftStrategy, "accept", keep_the_draft)
+    assert rejected_of_itself() > 0
+
+
+def test_a_margin_that_decides_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    verify_alone = BlockVerifier.verify_alone
+
+    def row_of_the_block(verifier: Any, n_accepted: int) -> mx.array:
+        logits = verify_alone(verifier, n_accepted)
+        return logits + 0.02 * mx.random.uniform(-1, 1, logits.shape, key=mx.random.key(n_accepted))
+
+    monkeypatch.setattr(BlockVerifier, "verify_alone", row_of_the_block)
+    assert not all(near_ties(family, 0.04)[0] for family in NOISY)

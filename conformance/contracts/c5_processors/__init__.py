@@ -1,0 +1,1 @@
+"""C5: logits processors see what plain decoding shows them."""

@@ -1,0 +1,1 @@
+"""C6: what is not done is said, and contradictions are errors."""

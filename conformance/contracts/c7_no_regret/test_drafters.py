@@ -1,0 +1,331 @@
+"""What the strategies and the Planner are worth on recorded streams.
+
+Nothing is timed: a table says what blocks cost. The figures of docs/drafting.md are those of more and longer streams.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.draft import (
+    BlockCosts,
+    DraftStats,
+    LearnedCosts,
+    NgramModStrategy,
+    NgramModTable,
+    NgramSimpleStrategy,
+    Planner,
+    SuffixStrategy,
+    device_costs,
+    planner,
+)
+from mlx_lm.draft.loop import draft_generate_step
+from mlx_lm.draft.planner import CREDIT, CREDIT_PER_TOKEN
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import KVCache
+
+from conformance.simulate import __main__ as simulate
+from conformance.simulate.__main__ import CPU, M4, Result, Row, decode, makers, run
+from conformance.simulate.baselines import RIVALS, Longest, Ngram
+from conformance.testing.texts.recorded_streams import NAMES, VOCAB, Request, Stream, streams
+
+SEEDS, SMALL = range(100, 101), (300, 1000)
+# Answers of some 40 tokens: a single draft weighs too much in a few of them.
+MORE_SEEDS = dict.fromkeys(("outline", "quote", "lookup", "tool"), range(100, 112))
+SLOWEST = 0.97
+# How far from the best rival EditStrategy and SuffixStrategy may be, of the rival's speed.
+MARGIN = 0.02
+# The most that drafts may cost beyond what they gain, whatever the strategy.
+REGRET = CREDIT
+ADVERSARIES = ("ambiguous", "bait")
+TABLES = {"cpu": CPU, "m4": M4}
+
+
+@cache
+def recorded(*names: str) -> list[Stream]:
+    return [s for name in names or NAMES for s in streams(MORE_SEEDS.get(name, SEEDS), SMALL, names=[name])]
+
+
+@cache
+def rivals() -> dict[str, dict[str, float]]:
+    """The speed of each rival on each workload."""
+    others = RIVALS | {"ngram-simple": makers()["ngram-simple"]}
+    rows = {label: run(make, recorded()) for label, make in others.items()}
+    return {name: {label: row.by_name[name].speed for label, row in rows.items()} for name in NAMES}
+
+
+def behind(row: Row) -> list[str]:
+    """The workloads on which a rival is ahead by more than is allowed."""
+    found = []
+    for name, result in row.by_name.items():
+        speed, rival = max((speed, rival) for rival, speed in rivals()[name].items())
+        if result.speed < (1 - MARGIN) * speed:
+            found.append(f"{name}: {result.speed:.3f}, {rival} {speed:.3f}")
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["edit", "suffix"])
+def test_no_rival_is_ahead(strategy: str) -> None:
+    assert behind(run(makers()[strategy], recorded())) == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [lambda: Longest("first", least=3, factor=1), lambda: Ngram(3, first=True), NgramSimpleStrategy],
+    ids=["cautious", "first", "short"],
+)
+def test_a_worse_strategy_is_found(fault: Callable[[], Any]) -> None:
+    assert len(behind(run(fault, recorded()))) > 1
+
+
+def test_ngram_simple_is_the_most_recent_ngram() -> None:
+    for stream in {stream.name: stream for stream in recorded()}.values():
+        for request in stream.requests[:1]:
+            ours, plain = NgramSimpleStrategy(3), Ngram(3)
+            ours.observe(request.prompt)
+            plain.observe(request.prompt)
+            for token in request.answer:
+                assert list(ours.propose(8)) == list(plain.propose(8))
+                ours.observe([token])
+                plain.observe([token])
+
+
+class Wrong:
+    """Drafts what never comes, sure that it will."""
+
+    match_length, match_was_right = 100, True
+
+    def __init__(self, token: int = VOCAB - 1) -> None:
+        self.token = token
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        return [self.token] * n_max
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        pass
+
+
+def regrets(make: Callable[[], Any], costs: BlockCosts, streams: Sequence[Stream]) -> list[str]:
+    """Streams that drafting makes slower than is allowed."""
+    found = []
+    for stream in streams:
+        row = run(make, [stream], costs)
+        result = row.by_name[stream.name]
+        most = (1 + CREDIT_PER_TOKEN) * result.emitted + REGRET * len(stream.requests)
+        if row.worst < SLOWEST or result.spent > most:
+            found.append(f"{stream.name} {stream.size} {stream.seed}: {result.speed:.3f}")
+    return found
+
+
+@pytest.mark.parametrize("costs", TABLES)
+@pytest.mark.parametrize("strategy", makers())
+def test_no_stream_is_slower(strategy: str, costs: str) -> None:
+    assert regrets(makers()[strategy], TABLES[costs], recorded()) == []
+
+
+@pytest.mark.parametrize("rival", ["recent 3-gram", "transformers"])
+def test_no_stream_is_slower_with_a_strategy_of_ones_own(rival: str) -> None:
+    assert regrets(RIVALS[rival], CPU, recorded()) == []
+
+
+@pytest.mark.parametrize("costs", TABLES)
+def test_a_strategy_that_is_always_wrong_costs_the_credit(costs: str) -> None:
+    """That is more than 3 % of an answer of less than 50 tokens, and no more."""
+    assert regrets(Wrong, TABLES[costs], recorded()) == []
+
+
+def test_drafts_without_a_gate_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stream that is made to hurt, or on prose."""
+    monkeypatch.setattr(simulate, "Planner", lambda *args: Planner(args[0], args[1], args[2], None, args[4]))
+    for make in (SuffixStrategy, NgramSimpleStrategy, RIVALS["transformers"]):
+        assert regrets(make, CPU, recorded(*ADVERSARIES, "prose")) != []
+
+
+class Changing(Wrong):
+    """Wrong after matches of every length, so that what was learned after one says nothing of the next."""
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.match_length = 2 ** ((self.match_length.bit_length() + 1) % 6)
+
+
+def test_a_gate_without_its_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = [i % 50 for i in range(300)]
+    stream = Stream("always wrong", 1, 0, (Request([0], answer),))
+    assert regrets(Changing, CPU, [stream]) == []
+    monkeypatch.setattr(planner, "CREDIT", 1e9)
+    assert regrets(Changing, CPU, [stream]) != []
+
+
+@st.composite
+def tables(draw: Callable[..., Any]) -> BlockCosts:
+    """Anything from blocks that cost nothing more to blocks that cost their tokens twice."""
+    steps = draw(st.lists(st.floats(0, 2), min_size=4, max_size=4))
+    lengths = (1, 2, 3, 5, 9)
+    costs = [1.0]
+    for i, step in enumerate(steps):
+        costs.append(costs[-1] + step * (lengths[i + 1] - lengths[i]))
+    return BlockCosts(lengths, costs)
+
+
+Turn = tuple[int, int, bool | None]
+
+
+class Lying:
+    """Right and wrong drafts, as they are drawn, with any claim about them."""
+
+    def __init__(self, answer: Sequence[int], turns: Sequence[Turn]) -> None:
+        self.answer, self.turns, self.n_seen, self.turn = answer, turns, -1, 0
+        self.match_length: int = 0
+        self.match_was_right: bool | None = None
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.n_seen += len(tokens)
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        n_right, self.match_length, self.match_was_right = self.turns[self.turn % len(self.turns)]
+        self.turn += 1
+        draft = list(self.answer[self.n_seen : self.n_seen + min(n_right, n_max)])
+        return draft + [VOCAB - 1] * (n_max - len(draft))
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        pass
+
+
+turn = st.tuples(st.integers(0, 16), st.integers(0, 64), st.sampled_from([None, True, False]))
+
+
+@settings(deadline=None)
+@given(tables(), st.lists(turn, min_size=1, max_size=12))
+def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn]) -> None:
+    answer = list(range(120))
+    result, _ = decode(Lying(answer, turns), Request([0], answer), costs)
+    assert result.spent <= (1 + CREDIT_PER_TOKEN) * len(answer) + REGRET + 1e-6
+
+
+def clock(truth: BlockCosts, seed: str) -> Callable[[float], float]:
+    """Passes of 30 ms with some noise, of which the first of a length and a few more take far longer."""
+    rng = random.Random(seed)
+    seen: set[float] = set()
+
+    def seconds(cost: float) -> float:
+        time = 0.03 * cost * (1 + abs(rng.gauss(0, 0.05)))
+        if cost not in seen or rng.random() < 0.02:
+            time *= rng.uniform(2, 10)
+        seen.add(cost)
+        return time
+
+    return seconds
+
+
+def scaled(table: BlockCosts, factor: float) -> BlockCosts:
+    """Each token more costs ``factor`` times as much."""
+    return BlockCosts(table.lengths, [1 + factor * (cost - 1) for cost in table.costs])
+
+
+def learning(device: str, factor: float) -> list[float]:
+    """How fast the first and the second response are where costs are learned, over where they are known."""
+    table, names = device_costs(device), ("rename", "chat", "echo", "json", "code", "prose", "ambiguous")
+    truth, spent = scaled(table, factor), [Result(), Result(), Result()]
+    for stream in recorded(*names):
+        request, learned = stream.requests[0], LearnedCosts(table)
+        seconds = clock(truth, f"{stream.name} {stream.size} {stream.seed}")
+        spent[0] += decode(SuffixStrategy(), request, truth)[0]
+        for i in (1, 2):
+            spent[i] += decode(SuffixStrategy(), request, truth, learned=learned, clock=seconds)[0]
+    return [result.speed / spent[0].speed for result in spent[1:]]
+
+
+@pytest.mark.parametrize("device", ["cpu-16bit", "metal", "cuda"])
+def test_a_first_response_is_as_fast_as_with_known_costs(device: str) -> None:
+    assert min(learning(device, 1)) > 0.98
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 3])
+@pytest.mark.parametrize("device", ["cpu-16bit", "metal", "cuda"])
+def test_costs_are_learned_by_the_second_response(device: str, factor: float) -> None:
+    assert learning(device, factor)[1] > 0.96
+
+
+def test_costs_that_are_never_learned_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LearnedCosts, "learn", lambda *_: None)
+    assert learning("metal", 3)[1] < 0.9
+
+
+@pytest.mark.parametrize("strategy", makers())
+def test_a_second_run_makes_the_same_drafts(strategy: str) -> None:
+    names = ("rename", "prose", "bait")
+    runs = []
+    for _ in range(2):
+        make = makers()[strategy]
+        runs.append([decode(make(), r, CPU)[1] for s in recorded(*names)[::3] for r in s.requests])
+    assert runs[0] == runs[1]
+
+
+def test_drafts_that_depend_on_more_than_the_tokens_are_found() -> None:
+    """An ngram-mod table that is kept from one run to the next."""
+    table = NgramModTable(vocab_size=VOCAB)
+    request = recorded("rename")[0].requests[0]
+    runs = [decode(NgramModStrategy(table), request, CPU)[1] for _ in range(2)]
+    assert runs[0] != runs[1]
+
+
+class Known:
+    """A model that says the tokens that it was given, whatever it is fed."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = mx.array(tokens)
+        self.blocks: list[int] = []
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        n = inputs.shape[1]
+        self.blocks.append(n)
+        start = cache[0].offset + 1
+        rows = mx.zeros((1, 1, n, 1))
+        cache[0].update_and_fetch(rows, rows)
+        return mx.eye(int(self.tokens.max()) + 2)[self.tokens[start : start + n]][None]
+
+
+def loop_blocks(strategy: Any, request: Request, costs: BlockCosts) -> list[int]:
+    """The lengths of the blocks that the loop feeds after the prompt."""
+    model = Known([*request.prompt, *request.answer, 0])
+    steps = draft_generate_step(
+        mx.array(request.prompt),
+        BlockVerifier(model, [KVCache()]),
+        Planner(strategy, 15, DraftStats(), costs, request.eos),
+        generation_stream,
+        max_tokens=len(request.answer) - 1,
+    )
+    assert [token for token, _, _ in steps] == request.answer[:-1]
+    return model.blocks[1:]
+
+
+@pytest.fixture(scope="module")
+def loop_requests() -> list[Request]:
+    return [s.requests[-1] for s in streams([100], [300], names=("replace", "json", "code", *ADVERSARIES))]
+
+
+@pytest.mark.parametrize("strategy", makers())
+def test_the_simulation_is_what_the_loop_does(strategy: str, loop_requests: list[Request]) -> None:
+    mine, theirs = makers()[strategy], makers()[strategy]
+    for request in loop_requests:
+        drafts = decode(mine(), request, CPU)[1]
+        assert [1 + len(draft) for draft in drafts] == loop_blocks(theirs(), request, CPU)
+
+
+def test_another_loop_is_found(monkeypatch: pytest.MonkeyPatch, loop_requests: list[Request]) -> None:
+    """One that never runs ahead of its drafts."""
+    drafts = [decode(makers()["suffix"](), request, CPU)[1] for request in loop_requests]
+    monkeypatch.setattr(planner, "PATIENCE", 10**9)
+    blocks = [loop_blocks(makers()["suffix"](), request, CPU) for request in loop_requests]
+    assert [[1 + len(draft) for draft in one] for one in drafts] != blocks

@@ -1,0 +1,181 @@
+"""What following an edit is worth, and that it finds its place.
+
+Nothing is timed: a table says what blocks cost. The figures of docs/drafting.md are those of more and longer streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.draft import EditStrategy, SuffixStrategy
+from mlx_lm.draft import edit as module
+from mlx_lm.draft.changes import Changes
+
+from conformance.simulate import follow
+from conformance.simulate.__main__ import CPU, GPU, M4, Row, geometric_mean, run
+from conformance.testing.texts import edits
+from conformance.testing.texts.recorded_streams import NAMES, Stream, bpe, streams, words
+
+TABLES = {"cpu": CPU, "m4": M4, "gpu": GPU}
+ENCODINGS = {"bpe": bpe, "words": words}
+# At least so much faster than the longest match, over all edits; no workload is slower than this.
+GAINS = {"cpu": 1.07, "m4": 1.07, "gpu": 1.6}
+SLOWEST = 0.94
+SEEDS, SIZES = range(900, 902), (600, 1500)
+
+
+@cache
+def recorded(encoding: str) -> list[Stream]:
+    return streams(SEEDS, SIZES, ENCODINGS[encoding](), edits.NAMES)
+
+
+@cache
+def longest(encoding: str, table: str) -> Row:
+    return run(SuffixStrategy, recorded(encoding), TABLES[table])
+
+
+def ratios(encoding: str, table: str, make: Callable[[], EditStrategy] = EditStrategy) -> dict[str, float]:
+    followed = run(make, recorded(encoding), TABLES[table])
+    return {
+        name: result.speed / longest(encoding, table).by_name[name].speed for name, result in followed.by_name.items()
+    }
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_edits_are_faster_than_with_the_longest_match(encoding: str, table: str) -> None:
+    gains = ratios(encoding, table)
+    assert geometric_mean(gains.values()) > GAINS[table]
+    assert {name: gain for name, gain in gains.items() if gain < SLOWEST} == {}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_more_drafts_are_wrong(table: str) -> None:
+    followed = run(EditStrategy, recorded("bpe"), TABLES[table])
+    assert followed.mean("wrong_a_right") < longest("bpe", table).mean("wrong_a_right")
+
+
+def without_changes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Changes, "learn", lambda *_: None)
+
+
+def without_guesses(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "LEAST_COPY", 10**9)
+
+
+def always_sure(patch: pytest.MonkeyPatch) -> None:
+    """A change is done wherever a token of it stands."""
+    patch.setattr(module, "_LIKELY", (1.0,) * 6, raising=False)
+    patch.setattr(Changes, "_not_done", lambda *_: None)
+
+
+@pytest.mark.parametrize("fault", [without_changes, without_guesses])
+def test_a_worse_follower_is_found(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    fault(monkeypatch)
+    assert geometric_mean(ratios("bpe", "gpu").values()) < GAINS["gpu"]
+
+
+def test_changes_that_are_never_given_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run(EditStrategy, recorded("bpe"), GPU).mean("wrong_a_right")
+    always_sure(monkeypatch)
+    assert run(EditStrategy, recorded("bpe"), GPU).mean("wrong_a_right") > 1.1 * before
+
+
+Operation = tuple[str, int, int]
+# Of a source without any two tokens alike, so that only one alignment is the best: copy, replace, insert or drop some.
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("copy"), st.integers(6, 20), st.just(0)),
+        st.tuples(st.just("replace"), st.integers(1, 6), st.integers(1, 6)),
+        st.tuples(st.just("insert"), st.just(0), st.integers(1, 6)),
+        st.tuples(st.just("drop"), st.integers(1, 20), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+def program(drawn: Sequence[Operation]) -> tuple[list[int], list[int]]:
+    """A source and what an edit makes of it: there is a copy before and between all changes."""
+    source: list[int] = []
+    answer: list[int] = []
+    new = 10_000
+    for name, n_old, n_new in [operation for one in drawn for operation in (("copy", 8, 0), one)]:
+        old = list(range(len(source), len(source) + n_old))
+        source += old
+        answer += old if name == "copy" else range(new, new + n_new)
+        new += n_new
+    end = list(range(len(source), len(source) + 12))
+    return source + end, answer + end
+
+
+def aligned(source: Sequence[int], answer: Sequence[int]) -> dict[int, int]:
+    """Which token of the source each copied token of the answer is, by an edit distance over both texts."""
+    rows = [list(range(len(source) + 1))]
+    for i, token in enumerate(answer):
+        row = [i + 1]
+        for j, other in enumerate(source):
+            row.append(min(rows[i][j] + 2 * (token != other), rows[i][j + 1] + 1, row[j] + 1))
+        rows.append(row)
+    i, j, pairs = len(answer), len(source), {}
+    while i and j:
+        if answer[i - 1] == source[j - 1]:
+            i, j = i - 1, j - 1
+            pairs[i] = j
+        elif rows[i - 1][j] < rows[i][j]:
+            i -= 1
+        else:
+            j -= 1
+    return pairs
+
+
+def astray(drawn: Sequence[Operation]) -> list[int]:
+    """Where the strategy does not draft what follows, right after a token that the alignment calls copied.
+
+    The same tokens stand in another order behind the source, so one of them alone does not tell a place.
+    """
+    source, answer = program(drawn)
+    pairs, strategy, found = aligned(source, answer), EditStrategy(), []
+    strategy.observe([*source, *source[::-2], *source[-2::-2]])
+    for i, token in enumerate(answer):
+        draft = list(strategy.propose(4))
+        place = pairs.get(i - 1)
+        if i > 7 and place is not None:
+            due = source[place + 1 : place + 5]
+            if draft[: len(due)] != due:
+                found.append(i)
+        strategy.accept(0, len(draft))
+        strategy.observe([token])
+    return found
+
+
+@settings(deadline=None)
+@given(operations)
+def test_the_place_is_that_of_an_edit_distance(drawn: list[Operation]) -> None:
+    assert astray(drawn) == []
+
+
+LONG: list[Operation] = [("replace", 3, 2), ("insert", 0, 4), ("drop", 20, 0), ("replace", 1, 6), ("copy", 9, 0)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("_candidates", lambda *_: iter(())), ("WINDOW", 4)])
+def test_a_lost_place_is_found(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
+    assert astray(LONG) == []
+    monkeypatch.setattr(*((EditStrategy, name) if name.startswith("_") else (module, name)), value)
+    assert astray(LONG) != []
+
+
+def test_streams_of_all_kinds() -> None:
+    assert len(edits.NAMES) > 20
+    assert not set(edits.NAMES) & set(NAMES)
+
+
+@pytest.mark.repository
+def test_the_example_of_the_documents() -> None:
+    assert follow.table() in (Path(follow.__file__).parents[1] / "docs" / "drafting.md").read_text()

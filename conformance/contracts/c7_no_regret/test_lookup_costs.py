@@ -1,0 +1,94 @@
+"""What looking drafts up costs, beside a plain backward scan: tox run -e micro
+
+The suite runs each of these once, without timing. No test asserts a time. What an index holds is in the JSON of
+``--benchmark-json=FILE``, as ``bytes_a_token`` of the observations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mlx_lm.draft import NgramModStrategy, NgramModTable
+from mlx_lm.draft.ngram_mod import DEFAULT_TABLE_SIZE, LEARN_SLICE
+
+from conformance.testing.drafts.backward_scan import INDEXES, VOCAB, Scan, bytes_a_token, text
+
+LENGTHS = (2_000, 32_000, 128_000)
+TABLES = (DEFAULT_TABLE_SIZE, 2**22)
+
+
+MAKERS = {"scan": Scan} | INDEXES
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("match", [True, False], ids=["match", "miss"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_propose(benchmark: Any, name: str, match: bool, n: int) -> None:
+    """The end of the sequence matches a place in its middle, or no place at all."""
+    benchmark.group = f"propose, {'match' if match else 'miss'}, {n} tokens"
+    strategy, tokens = MAKERS[name](), text(n)
+    strategy.observe(tokens)
+    strategy.observe(tokens[n // 2 : n // 2 + 12] if match else [VOCAB, VOCAB + 1, VOCAB + 2])
+    draft = benchmark(strategy.propose, 8)
+    assert (len(draft) > 0) == match
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("name", INDEXES)
+def test_observe_a_prompt(benchmark: Any, name: str, n: int) -> None:
+    """Divide by the length: each round indexes the whole prompt. To free the index before is not a part of it."""
+    benchmark.group = f"observe a prompt, {n} tokens"
+    tokens = text(n)
+    if benchmark.enabled:
+        benchmark.extra_info["bytes_a_token"] = bytes_a_token(INDEXES[name], tokens)
+    benchmark.pedantic(
+        lambda strategy: strategy.observe(tokens), setup=lambda: ((INDEXES[name](),), {}), rounds=15, warmup_rounds=1
+    )
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("name", INDEXES)
+def test_a_cycle(benchmark: Any, name: str, n: int) -> None:
+    """A proposal, its acceptance and one token, at the end of a prompt."""
+    benchmark.group = f"propose, accept, observe, {n} tokens"
+    strategy, tokens = INDEXES[name](), text(n)
+    strategy.observe(tokens)
+    at = iter(range(10**9))
+
+    def cycle() -> None:
+        draft = strategy.propose(8)
+        strategy.accept(0, len(draft))
+        strategy.observe([tokens[next(at) % n]])
+
+    benchmark(cycle)
+
+
+@pytest.mark.parametrize("size", TABLES)
+def test_ngram_mod_drafts_64_tokens(benchmark: Any, size: int) -> None:
+    benchmark.group = "ngram-mod, 64 drafted tokens"
+    strategy = NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB))
+    tokens = text(2000)[:LEARN_SLICE]
+    strategy.observe(tokens)
+    strategy.observe(tokens[600:620])
+    assert len(benchmark(strategy.propose, 64)) == 64
+
+
+@pytest.mark.parametrize("size", TABLES)
+def test_ngram_mod_proposes_nothing(benchmark: Any, size: int) -> None:
+    benchmark.group = "ngram-mod, nothing to draft"
+    strategy = NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB))
+    strategy.observe(list(range(64)))
+    assert len(benchmark(strategy.propose, 64)) == 0
+
+
+@pytest.mark.parametrize("size", TABLES)
+def test_ngram_mod_learns_a_slice(benchmark: Any, size: int) -> None:
+    """A new table is filled: the longest that one call learns."""
+    benchmark.group = f"ngram-mod, {LEARN_SLICE} tokens into a new table"
+    tokens = [i * 7919 % VOCAB for i in range(LEARN_SLICE)]
+
+    def fill() -> None:
+        NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB)).observe(tokens)
+
+    benchmark(fill)

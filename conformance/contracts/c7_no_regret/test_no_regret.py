@@ -1,0 +1,145 @@
+"""Nothing is measured on the user's time, and nothing is held for it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from functools import partial
+from itertools import islice, product
+from operator import mul
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+from mlx_lm.draft import BlockCosts, SuffixStrategy
+from mlx_lm.draft.model import block_costs
+from mlx_lm.generate import generate_step, prompt_lookup_generate_step
+from mlx_lm.models.cache import make_prompt_cache
+
+from conformance.contracts.c7_no_regret.no_regret_first_response import FAULTS, Response
+from conformance.simulate.__main__ import decode
+from conformance.testing.models.architectures import CONFIGS, build
+from conformance.testing.models.families import GENERATE
+from conformance.testing.texts.recorded_streams import bpe, corpus, stream
+
+# Longer than a chunk of a prompt, and wide enough that one chunk's logits show.
+PROMPT = [(7 * i) % 64 for i in range(1200)]
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "layer_types": None, "sliding_window": None, "head_dim": 32}
+
+
+def responses(*arguments: str) -> list[Response]:
+    """A plain response and two drafted ones, the first ones of a process."""
+    command = [sys.executable, "-m", "conformance.contracts.c7_no_regret.no_regret_first_response", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [Response(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def complaints(plain: Response, first: Response, second: Response) -> list[str]:
+    """What the first drafted response does beyond decoding."""
+    n_prompt = len(first.blocks) - first.forwards
+    checks = {
+        "tokens": plain.tokens == first.tokens == second.tokens,
+        "more calls than plain decoding": len(first.blocks) <= len(plain.blocks),
+        "more calls than the second": first.blocks == second.blocks,
+        "more calls before the first token": first.before_the_first <= plain.before_the_first,
+        # Each pass ends in a token that no draft had, the one that follows the last token among them.
+        "passes that do not decode": first.forwards == len(first.tokens) - first.accepted + 1
+        and first.blocks[:n_prompt] == plain.blocks[:n_prompt],
+    }
+    return [check for check, holds in checks.items() if not holds]
+
+
+def test_the_first_response_is_as_the_second() -> None:
+    plain, first, second = responses()
+    assert complaints(plain, first, second) == []
+    assert first.accepted > 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_pass_that_does_not_decode_is_found(fault: str) -> None:
+    assert complaints(*responses("--fault", fault)) != []
+
+
+def held(model: Any, drafts: bool) -> int:
+    """The bytes that generation holds at its third token."""
+    gc.collect()
+    before, cache = mx.get_active_memory(), make_prompt_cache(model)
+    decode = prompt_lookup_generate_step if drafts else generate_step
+    steps = decode(mx.array(PROMPT), model, max_tokens=-1, prompt_cache=cache)
+    kept = list(islice(steps, 3))
+    mx.eval([row for _, row, *_ in kept])
+    mx.synchronize()
+    gc.collect()
+    bytes_held: int = mx.get_active_memory() - before
+    steps.close()
+    return bytes_held
+
+
+def wide_model() -> Any:
+    with patch.dict(CONFIGS, {"llama": CONFIGS["llama"] | WIDE}):
+        return build("llama")
+
+
+def complaints_of_memory() -> list[str]:
+    model = wide_model()
+    plain, drafted = held(model, drafts=False), held(model, drafts=True)
+    return [] if drafted < 1.05 * plain else [f"{drafted} bytes are held where plain decoding holds {plain}"]
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_no_more_memory_is_held_than_by_plain_decoding() -> None:
+    assert complaints_of_memory() == []
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_the_logits_of_the_prompt_that_are_held_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, steps = [], GENERATE.draft_generate_step
+
+    def hold(prompt: mx.array, verifier: Any, *args: Any, **kwargs: Any) -> Any:
+        model = verifier.model
+
+        def kept(inputs: mx.array, cache: Any) -> mx.array:
+            made: mx.array = model(inputs, cache=cache)
+            logits.append(made)
+            return made
+
+        verifier.model = kept
+        return steps(prompt, verifier, *args, **kwargs)
+
+    monkeypatch.setattr(GENERATE, "draft_generate_step", hold)
+    assert complaints_of_memory() != []
+
+
+# What blocks of the fixture cost on a CPU, with a plain cache and with --kv-bits 8, where a token takes five times as
+# long.
+PLAIN = BlockCosts((1, 2, 4, 8, 16), (1, 1.14, 1.58, 2.42, 4.18))
+QUANTIZED = BlockCosts((1, 2, 4, 8, 16), (1, 1.8, 3.42, 6.7, 13.53))
+
+
+def speeds_with_a_quantized_cache(model: Any) -> list[float]:
+    """That of each response with a quantized cache, after one of the same model with a plain one."""
+    found = []
+    for name, seed in product(("rename", "chat", "echo", "json", "code", "prose", "ambiguous"), range(3)):
+        request = stream(name, 300, seed, corpus(), bpe()).requests[0]
+        vars(model).pop("_block_costs", None)
+        for truth, kv_bits, pass_of_one in ((PLAIN, None, 0.004), (QUANTIZED, 8, 0.02)):
+            seconds = partial(mul, pass_of_one)
+            learned = block_costs(model, kv_bits)
+            result, _ = decode(SuffixStrategy(), request, truth, learned=learned, clock=seconds)
+        found.append(result.speed)
+    return found
+
+
+def test_a_quantized_cache(fixture: tuple[Any, Any]) -> None:
+    """Its blocks cost nearly what their tokens do. That is learned apart from what a plain cache costs."""
+    assert min(speeds_with_a_quantized_cache(fixture[0])) > 0.97
+
+
+def test_costs_of_another_cache_are_found(fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = block_costs
+    monkeypatch.setattr(sys.modules[__name__], "block_costs", lambda model, _: apart(model))
+    assert min(speeds_with_a_quantized_cache(fixture[0])) < 0.9

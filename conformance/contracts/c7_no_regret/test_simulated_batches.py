@@ -1,0 +1,161 @@
+"""What drafts in a batch cost and gain on recorded streams.
+
+Nothing is timed: a table says what blocks cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device_costs, planner
+from mlx_lm.draft.batch_planner import BatchPlanner
+from mlx_lm.draft.planner import CREDIT, CREDIT_PER_TOKEN, MAX_AUTO_DRAFT
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import KVCache
+
+from conformance.contracts.c7_no_regret.test_drafters import Changing, Wrong
+from conformance.simulate.batches import DEVICES, KINDS, SIZES, Asked, Make, Result, decode, requests, together
+from conformance.testing.texts.recorded_streams import VOCAB, Request
+
+SLOWEST = 0.98
+
+
+@cache
+def recorded(kind: str) -> tuple[Asked, ...]:
+    return tuple(requests(kind, seeds=range(100, 101)))
+
+
+def regrets(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = SuffixStrategy) -> list[str]:
+    """Rows that drafting keeps longer than is allowed, and all of them together."""
+    result = decode(asked, size, costs, make)
+    found = [] if result.speed >= SLOWEST else [f"all: {result.speed:.3f}"]
+    for row in result.ended:
+        n = len(row.request.answer)
+        if row.spent > (1 + CREDIT_PER_TOKEN) * n + CREDIT + 1e-6:
+            found.append(f"{n} tokens: {row.spent:.2f}")
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_batch_is_slower(kind: str, device: str) -> None:
+    for size in SIZES:
+        assert regrets(recorded(kind), size, device_costs(device)) == [], size
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [Wrong, Changing])
+def test_strategies_that_are_wrong_cost_the_credit(make: Make, device: str) -> None:
+    asked = [(Request([0], [i % 50 for i in range(200)]), True), *recorded("beside")[:3]]
+    for size in SIZES[:4]:
+        rows = [complaint for complaint in regrets(asked, size, device_costs(device), make) if "all" not in complaint]
+        assert rows == [], size
+
+
+def test_a_batch_of_copies_is_faster() -> None:
+    speeds = [decode(recorded("copying"), size, device_costs("cuda")).speed for size in SIZES]
+    assert min(speeds) > 2
+    assert decode(recorded("copying"), 2, device_costs("metal")).speed > 1.2
+
+
+def test_rows_without_a_credit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that drafts nothing pays for the others, however long."""
+
+    def planners(self: BatchPlanner, uids: list[int]) -> list[Planner]:
+        return [self.rows.get(uid) or Planner(Wrong(), 1, DraftStats()) for uid in uids]
+
+    monkeypatch.setattr(BatchPlanner, "_planners", planners)
+    assert regrets(recorded("beside"), 4, device_costs("cuda")) != []
+
+
+def test_a_batch_without_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [(Request([0], [i % 50 for i in range(200)]), True)]
+    monkeypatch.setattr(planner, "CREDIT", 1e9)
+    assert regrets(asked, 4, device_costs("cuda"), Changing) != []
+
+
+def test_lengths_as_of_one_row_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that plans as if the other rows cost nothing."""
+    monkeypatch.setattr(BatchPlanner, "_cost", lambda self, _, n: self.costs(1 + n))
+    assert any(regrets(recorded(kind), 16, device_costs("metal")) for kind in KINDS)
+
+
+class Known:
+    """A model that says to each prompt the answer that it was given; the first token of a prompt tells them apart."""
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self.texts = [[*request.prompt, *request.answer, 0, 0] for request, _ in asked]
+        self.size = 2 + max(map(max, self.texts))
+        self.blocks: list[tuple[int, int]] = []
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache()]
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        self.blocks.append(inputs.shape)
+        seen = cache[0].offset if isinstance(cache[0].offset, mx.array) else mx.array([cache[0].offset] * len(inputs))
+        # The cache holds what it was fed, so that a wrong trim shows.
+        rows = inputs[:, None, :, None].astype(mx.float32)
+        keys, _ = cache[0].update_and_fetch(rows, rows)
+        padding = getattr(cache[0], "left_padding", mx.zeros(len(inputs), mx.int32)).tolist()
+        said = [
+            [self.following(keys[i, 0, p:, 0].tolist(), n + t) for t in range(inputs.shape[1])]
+            for i, (n, p) in enumerate(zip(seen.tolist(), padding, strict=True))
+        ]
+        return mx.eye(self.size)[mx.array(said)]
+
+    def following(self, fed: list[float], n: int) -> int:
+        text = self.texts[int(fed[0])]
+        return text[n + 1] if n + 1 < len(text) and text[:n] == fed[:n] else 0
+
+
+def alike(asked: Sequence[Asked]) -> list[Asked]:
+    """Each prompt begins with its number."""
+    return [(Request([i, *request.prompt], request.answer), drafted) for i, (request, drafted) in enumerate(asked)]
+
+
+def batch_blocks(asked: Sequence[Asked], costs: BlockCosts) -> list[tuple[int, int]]:
+    """The blocks that a batch feeds after the prompts."""
+    model = Known(asked)
+    batch = BatchGenerator(model, draft_costs=costs, prefill_batch_size=16)
+    batch._planner._vocab_size = VOCAB
+    uids = batch.insert(
+        [request.prompt for request, _ in asked],
+        [len(request.answer) for request, _ in asked],
+        planners=[
+            Planner(SuffixStrategy(), MAX_AUTO_DRAFT, DraftStats(), costs) if drafted else None for _, drafted in asked
+        ],
+    )
+    said: dict[int, list[int]] = {uid: [] for uid in uids}
+    while responses := batch.next_generated():
+        for response in responses:
+            said[response.uid].append(response.token)
+    assert list(said.values()) == [request.answer for request, _ in asked]
+    # The prompts are one block, but for their last tokens.
+    return model.blocks[1:]
+
+
+ASKED = {
+    "copies": [*recorded("copying")],
+    "beside": [*recorded("beside")],
+    "one": [*recorded("mixed")][:1],
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ASKED)
+def test_the_simulation_is_what_the_batch_does(name: str, device: str) -> None:
+    asked, costs = alike(ASKED[name]), device_costs(device)
+    assert together(asked, costs).blocks == batch_blocks(asked, costs)
+
+
+def test_another_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that never runs ahead of its drafts."""
+    asked, costs = alike(ASKED["beside"]), device_costs("metal")
+    simulated: Result = together(asked, costs)
+    monkeypatch.setattr(planner, "PATIENCE", 10**9)
+    assert simulated.blocks != batch_blocks(asked, costs)

@@ -1,0 +1,1 @@
+"""C8: forward passes and tokens fed, counted."""

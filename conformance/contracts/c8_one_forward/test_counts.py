@@ -1,0 +1,210 @@
+"""Forward passes and tokens fed, for every depth at which a draft is wrong.
+
+The prompts end below, at and past the window of 16 tokens, and around the 256 rows by which a cache grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import pytest
+from mlx_lm.draft import DraftStats, verify
+from mlx_lm.draft.planner import Planner
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.models.cache import can_trim_prompt_cache
+
+from conformance.testing.decode.replay import Step, gap
+from conformance.testing.models.families import (
+    FAMILIES,
+    GENERATE,
+    OPTIONS,
+    RESTORED,
+    VOCAB,
+    WINDOW,
+    K,
+    allowed,
+    lookup,
+    model_of,
+    mutant,
+    seeded,
+)
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+N = 7
+LENGTHS = [1, 2, WINDOW - K - 1, WINDOW - 1, WINDOW, WINDOW + 2, 2 * WINDOW + 1]
+GROWTH = [256 - N - 1, 256 - K - 1, 256 - 2, 256 - 1, 256, 256 + 1]
+DEPTHS = range(K + 1)
+# One family for each way to trim: at every length. The others at, below and past the window.
+FILLED = {"llama", "llama max_kv_size", "gemma3_text", "mamba", "qwen3_next", "llama4"}
+# The longest block whose rows the patched models compute as they compute single tokens.
+SHORT = 16
+
+
+class AtDepth:
+    """Drafts as many right tokens every time, then wrong ones."""
+
+    def __init__(self, right: Sequence[int], depth: int) -> None:
+        self.right, self.depth, self.n_seen = right, depth, 0
+        self.as_meant: list[bool] = []
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.n_seen += len(tokens)
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        draft = self.right[self.n_seen : self.n_seen + n_max]
+        return [token if i < self.depth else (token + 1) % VOCAB for i, token in enumerate(draft)]
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        self.as_meant.append(n_accepted == min(self.depth, n_drafted))
+
+
+def tokens_of(length: int) -> list[int]:
+    return [(7 * i * i + 3 * i + 5) % VOCAB for i in range(length)]
+
+
+@cache
+def right(family: str, length: int, n: int = N) -> list[Step]:
+    """Plain decoding of n tokens and of the draft that could follow."""
+    return seeded(model_of(family), tokens_of(length), n + K, **OPTIONS.get(family, {}))
+
+
+def near(family: str, length: int) -> float:
+    """The first block of a recurrent layer is computed as a prompt is: after one token that is this draft's block."""
+    return allowed(family) if length > 1 else max(allowed(family), 1e-4)
+
+
+class Count:
+    """One drafted run, the blocks that it fed after the prompt and what it says about itself."""
+
+    def __init__(self, family: str, length: int, depth: int, n: int = N, close: bool = False) -> None:
+        model, prompt, self.stats = model_of(family), tokens_of(length), DraftStats()
+        script = prompt + [token for token, _ in right(family, length, n)]
+        self.drafter = AtDepth(script, depth)
+        model.blocks.clear()
+        steps = lookup(
+            model,
+            prompt,
+            self.drafter,
+            max_tokens=-1 if close else n,
+            stats=self.stats,
+            **OPTIONS.get(family, {}),
+        )
+        self.steps: list[Any] = list(islice(steps, n))
+        steps.close()
+        # All of the prompt but its last token is one block.
+        self.blocks = model.blocks[length > 1 :]
+
+
+def expected_blocks(n: int, depth: int, restored: bool, length: int) -> list[int]:
+    """A right token and a draft, and where a block is restored its right tokens once more; K never goes past n.
+
+    Nothing is drafted until a first forward pass told how many tokens there are: after a prompt of one, a block later.
+    """
+    blocks: list[int] = []
+    pending, left = 1, n
+    while True:
+        n_draft = min(K, left) if blocks or length > 1 else 0
+        n_right = min(depth, n_draft)
+        blocks.append(pending + n_draft)
+        pending = pending + n_right + 1 if restored and n_right < n_draft else 1
+        left -= n_right
+        if left == 0:
+            return blocks
+        left -= 1
+
+
+def complaints(family: str, length: int, depth: int) -> list[str]:
+    count, wanted = Count(family, length, depth), right(family, length)[:N]
+    stats, accepted = count.stats, sum(from_draft for _, _, from_draft in count.steps)
+    checks = {
+        "tokens": [s[0] for s in count.steps] == [s[0] for s in wanted],
+        "log probabilities": gap([s[1] for s in count.steps], [s[1] for s in wanted]) <= near(family, length),
+        "depths": all(count.drafter.as_meant),
+        "blocks": count.blocks == expected_blocks(N, depth, family in RESTORED, length),
+        "forwards": stats.forwards == stats.cycles == len(count.blocks) == N - accepted + 1,
+        "accepted": stats.accepted == accepted,
+        # Nothing is fed twice: one right token a block, and the drafts.
+        "tokens fed": family in RESTORED or sum(count.blocks) == stats.forwards + stats.drafted,
+    }
+    return [f"{length} {depth}: {check} {count.blocks}" for check, holds in checks.items() if not holds]
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama quantized late"])
+def test_counts(family: str) -> None:
+    lengths = LENGTHS if family in FILLED else [2, WINDOW, WINDOW + 2]
+    assert [c for length in lengths for depth in DEPTHS for c in complaints(family, length, depth)] == []
+
+
+@pytest.mark.parametrize("length", GROWTH)
+def test_counts_where_a_cache_grows(length: int) -> None:
+    assert [c for depth in DEPTHS for c in complaints("llama", length, depth)] == []
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba", "llama4"])
+def test_an_early_close_costs_no_forward(family: str) -> None:
+    for depth in DEPTHS:
+        for n in range(1, 6):
+            count = Count(family, 17, depth, n, close=True)
+            accepted = sum(from_draft for _, _, from_draft in count.steps)
+            assert count.stats.forwards == len(count.blocks) == n - accepted + 1
+
+
+def test_a_close_after_a_restore_costs_one_forward() -> None:
+    """What was restored is fed at the end, and counted."""
+    count = Count("deepseek_v41", 17, 1, 2, close=True)
+    assert count.blocks == [1 + K, 2 + 1 + K, 2 + 1]
+    assert count.stats.forwards == len(count.blocks)
+
+
+def test_restored_blocks_stay_short() -> None:
+    """Drafts that are never right cost a few tokens a block, however many there are in a row."""
+    count = Count("deepseek_v41", 17, 0, 24)
+    assert max(count.blocks) <= SHORT
+
+
+accept, trim = BlockVerifier.accept, verify.trim_prompt_cache
+
+
+def replay_at_once(verifier: Any, n_accepted: int) -> None:
+    accept(verifier, n_accepted)
+    if verifier._replay:
+        replay, verifier._replay = verifier._replay, []
+        verifier._feed(replay)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba", "deepseek_v41"])
+def test_one_forward_too_many_is_found(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Blocks that are restored without need, or fed again at once."""
+    if family in RESTORED:
+        monkeypatch.setattr(BlockVerifier, "accept", replay_at_once)
+    else:
+        monkeypatch.setattr(BlockVerifier, "_can_trim", lambda *_: False)
+    assert complaints(family, 17, 1) != []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "old", "new"),
+    [
+        (GENERATE, "draft_generate_step", "plan(max_tokens - n - 1)", "plan(max_tokens - n)"),
+        (GENERATE, "draft_generate_step", "plan(max_tokens - n - 1)", "plan(max_tokens - n - 2)"),
+        (GENERATE, "draft_generate_step", "stats.accepted += 1", "stats.accepted += len(draft) > 1"),
+        (Planner, "take", "stats.drafted += len(draft)", "stats.drafted += len(draft) + 1"),
+        (BlockVerifier, "_forward", "self.forwards += 1", "self.forwards += len(block) > 1"),
+    ],
+)
+def test_a_wrong_count_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) -> None:
+    monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
+    assert [c for depth in DEPTHS for c in complaints("llama", 17, depth)] != []
+
+
+def test_a_window_that_is_trimmed_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_more(cache: list[Any], n: int) -> int:
+        further: int = trim(cache, n + (n > 0 and can_trim_prompt_cache(cache, n + 1)))
+        return further
+
+    monkeypatch.setattr(verify, "trim_prompt_cache", one_more)
+    assert complaints("gemma3_text", 17, 1) != []

@@ -1,0 +1,1 @@
+"""C9: two ranks decode what one decodes."""

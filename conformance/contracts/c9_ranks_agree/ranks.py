@@ -1,0 +1,278 @@
+"""What ranks decode together, for conformance/contracts/c9_ranks_agree/test_ranks.py. Each rank runs
+
+python -m conformance.contracts.c9_ranks_agree.ranks HOW MODEL [--fault FAULT] CASE...
+
+where HOW says how the model is split, and prints a line of JSON for each case and prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm import load
+from mlx_lm.draft import BlockCosts, DraftStats, NgramModStrategy, NgramModTable, SuffixStrategy
+from mlx_lm.draft.planner import Planner
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.generate import generate_step, prompt_lookup_generate_step, speculative_generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+from mlx_lm.utils import sharded_load
+
+from conformance import FIXTURE
+from conformance.testing.drafts.scripted import Scripted
+from conformance.testing.models.architectures import build
+from conformance.testing.texts.prompts import PROMPTS
+
+N = 24
+SEED = 5
+VOCAB = 1024
+# Something to draft, and nothing that a draft gets right for long.
+SHOWN = ("tool", "nothing_to_copy")
+# A short prompt for models with random weights.
+PATTERN = [7, 3, 9, 4, 7, 3, 9, 4, 7, 3, 9]
+
+
+@dataclass
+class Result:
+    """What one rank saw of one decode."""
+
+    case: str
+    prompt: str
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    ahead: int = 0
+    error: str | None = None
+
+
+class Part:
+    """A rank's part of a model, which may be slow. It notes the length of every block."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.layers, self.seconds = model, model.layers, 0.0
+        self.blocks: list[int] = []
+        if hasattr(model, "make_cache"):
+            self.make_cache = model.make_cache
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        self.blocks.append(inputs.size)
+        time.sleep(self.seconds)
+        logits: mx.array = self.model(inputs, cache=cache)
+        return logits
+
+
+class Unasked:
+    """What the ranks after the first may bring: nobody asks it."""
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        raise AssertionError("asked to observe")
+
+    propose = accept = observe
+
+
+class NowAndThen(SuffixStrategy):  # type: ignore[misc]
+    """Has nothing to propose for twelve tokens, then for twelve tokens drafts, wrong ones if it is told to."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.wrong, self.n_seen = wrong, 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.n_seen += len(tokens)
+        super().observe(tokens)
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        if self.n_seen // 12 % 2 == 0:
+            return []
+        draft: list[int] = super().propose(n_max)
+        return [1] * n_max if self.wrong else draft
+
+
+class Broken(SuffixStrategy):  # type: ignore[misc]
+    """Fails in one of its methods, at the call with this number."""
+
+    def __init__(self, method: str, call: int, answer: Any = None) -> None:
+        super().__init__()
+        right, calls = getattr(self, method), 0
+
+        def broken(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls < call:
+                return right(*args)
+            if answer is None:
+                raise OSError("the strategy is broken")
+            return answer
+
+        setattr(self, method, broken)
+
+
+def table(rank: int, text: list[int]) -> NgramModTable:
+    """A memory that has seen this text, or on another rank one where other tokens follow."""
+    made = NgramModTable(3)
+    NgramModStrategy(made, VOCAB).observe(text if rank == 0 else [t for token in text for t in (token, token, rank)])
+    return made
+
+
+# What a rank gives, by its number and the text, which is the prompt with what plain decoding says.
+Options = Callable[[int, list[int]], dict[str, Any]]
+PAYING = BlockCosts()
+UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5, "draft_costs": PAYING}
+CASES: dict[str, Options] = {
+    "plain": lambda *_: {},
+    "auto": lambda *_: {"draft_type": "auto"},
+    "ngram-simple": lambda *_: {"draft_type": "ngram-simple"},
+    "ngram-mod": lambda rank, text: {"draft_type": "ngram-mod", "ngram_mod_table": table(rank, text)},
+    "ungated": lambda rank, text: (
+        {
+            "draft_type": "ngram-mod",
+            "ngram_mod_table": table(rank, text),
+        }
+        | UNGATED
+    ),
+    "costs": lambda rank, _: {
+        "draft_type": "auto",
+        "draft_costs": BlockCosts((1, 2, 16), (1, 1.1 + rank, 4 + 9 * rank)),
+    },
+    "margin": lambda *_: {"draft_type": "auto", "draft_margin": "auto"},
+    "ties": lambda *_: {"draft_type": "auto", "draft_margin": 2.0},
+    "slow first": lambda rank, _: {"draft_type": "auto", "seconds": 0.0 if rank else 0.005},
+    "slow last": lambda rank, _: {"draft_type": "auto", "draft_costs": PAYING, "seconds": 0.005 if rank else 0.0},
+    "unasked": lambda rank, _: {"draft_strategy": Unasked() if rank else SuffixStrategy()},
+    "now and then": lambda rank, _: {"draft_strategy": Unasked() if rank else NowAndThen(), "draft_costs": PAYING},
+    "wrong": lambda rank, _: {"draft_strategy": Unasked() if rank else NowAndThen(wrong=True), "draft_costs": PAYING},
+    "plain, sampled": lambda *_: {"sampler": make_sampler(0.8)},
+    "sampled": lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)},
+    "scripted": lambda rank, text: {"draft_strategy": Unasked() if rank else Scripted(text, 64)} | UNGATED,
+    "scripted ties": lambda rank, text: (
+        {
+            "draft_strategy": Unasked() if rank else Scripted(text, 64),
+            "draft_margin": 0.5,
+        }
+        | UNGATED
+    ),
+}
+FAILING: dict[str, Options] = {
+    "propose fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("propose", 3)},
+    "observe fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("observe", 1)},
+    "accept fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("accept", 1)},
+    "no token": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("propose", 2, [-1])},
+    "a memory of its own": lambda rank, _: {
+        "draft_type": "ngram-mod",
+        "ngram_mod_table": NgramModTable(3 if rank == 0 else 4),
+        "ngram_size": 3,
+    },
+}
+
+
+# The others do nothing else where nothing is drafted.
+WITHOUT_COPIES = ("plain", "auto", "margin", "now and then", "wrong")
+
+
+def prompts_of(case: str, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Those of the prompts that a case is decoded with."""
+    return {name: prompt for name, prompt in prompts.items() if name != SHOWN[1] or case in WITHOUT_COPIES}
+
+
+def decide_alone() -> None:
+    """A fault: every rank decides by itself, and asks no other one what it can take back."""
+    sys.modules["mlx_lm.generate"].parts_of_ranks = lambda _: (BlockVerifier, Planner)  # type: ignore[attr-defined]
+
+
+FAULTS: dict[str, Callable[[], None]] = {"alone": decide_alone}
+
+
+def steps(part: Part, prompt: list[int], options: dict[str, Any]) -> Iterator[int]:
+    if "draft_group" not in options:
+        found = generate_step(mx.array(prompt), part, **options)
+    elif "draft_strategy" in options:
+        found = speculative_generate_step(mx.array(prompt), part, **options)
+    else:
+        found = prompt_lookup_generate_step(mx.array(prompt), part, **options)
+    return (token for token, *_ in found)
+
+
+def decode(part: Part, group: Any, case: str, name: str, prompt: list[int], answer: Sequence[int] = ()) -> Result:
+    """Decode a prompt as a case says, together with the other ranks."""
+    result, stats, layers = Result(case, name), DraftStats(), make_prompt_cache(part)
+    options = (CASES | FAILING)[case](group.rank(), [*prompt, *answer])
+    if "seconds" in options:
+        # What blocks cost is learned again.
+        part = Part(part.model)
+        part.seconds = options.pop("seconds")
+    part.blocks = []
+    if not case.startswith("plain"):
+        options |= {"draft_group": group, "stats": stats}
+    mx.random.seed(SEED)
+    step = BlockVerifier.step
+
+    def counted(*args: Any) -> Any:
+        result.ahead += 1
+        return step(*args)
+
+    BlockVerifier.step = counted
+    try:
+        result.tokens.extend(steps(part, prompt, {"max_tokens": N, "prompt_cache": layers, **options}))
+    except (ValueError, RuntimeError) as e:
+        result.error = f"{type(e).__name__}: {e}"
+    finally:
+        BlockVerifier.step = step
+    result.blocks = part.blocks
+    result.offsets = sorted({c.offset for c in layers if hasattr(c, "offset")})
+    result.drafted, result.accepted = stats.drafted, stats.accepted
+    return result
+
+
+def prompts_for(model: str) -> dict[str, list[int]]:
+    """The prompts for the fixture, and the pattern for a model with random weights."""
+    if "/" not in model:
+        return {"pattern": PATTERN}
+    tokenizer = load_tokenizer(FIXTURE)
+    return {name: tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True) for name in SHOWN}
+
+
+def split(name: str, how: str, group: Any) -> Any:
+    """This rank's part of a model."""
+    if "/" not in name:
+        model = build(name)
+        if how == "pipeline":
+            model.model.pipeline(group)
+        elif how == "tensor":
+            model.shard(group)
+        return model
+    if how == "whole":
+        return load(name)[0]
+    return sharded_load(name, group if how == "pipeline" else None, group if how == "tensor" else None)[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("how", choices=("tensor", "pipeline", "whole"), help="whole: every rank has all of the model")
+    parser.add_argument("model", help="a folder with a slash in its name, or an architecture")
+    parser.add_argument("--fault", choices=FAULTS, help="a fault to plant")
+    parser.add_argument("cases", nargs="+", choices=[*CASES, *FAILING])
+    args = parser.parse_args()
+    if args.fault is not None:
+        FAULTS[args.fault]()
+    group = mx.distributed.init(strict=True, backend="ring")
+    part, prompts = Part(split(args.model, args.how, group)), prompts_for(args.model)
+    plain = {name: decode(part, group, "plain", name, prompt) for name, prompt in prompts.items()}
+    for case in args.cases:
+        for name, prompt in prompts_of(case, prompts).items():
+            told = plain[name] if case == "plain" else decode(part, group, case, name, prompt, plain[name].tokens)
+            print(json.dumps(asdict(told)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Ranks that decode one sequence together draft alike: two processes on loopback, tensor parallel and as a pipeline.
+
+pytest conformance/contracts/c9_ranks_agree/test_ranks.py
+
+Rank 0 decides what is drafted, whatever the other rank's costs, memory, strategy and speed are: both feed the same
+blocks, and the tokens are those of plain decoding on one machine. A deadlock is a failure after a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.generate import generate_step
+from mlx_lm.models import qwen2
+from mlx_lm.models.cache import make_prompt_cache
+
+from conformance import FIXTURE
+from conformance.contracts.c9_ranks_agree.ranks import CASES, FAILING, PATTERN, N, Result, prompts_for, prompts_of
+from conformance.testing.commands.launch import Stuck, run
+from conformance.testing.models.architectures import build
+
+# Far more than is needed: a deadlock has to fail, on a busy machine too.
+LIMIT = 400.0
+# The gate of the other ones goes by what blocks cost on this machine.
+CERTAIN = ("ungated", "costs", "scripted", "scripted ties")
+# What rank 0 looks drafts up in is its own: the same for every way to split a model.
+LOOKED_UP = ("ngram-simple", "ngram-mod", "unasked")
+# Ranks of a tensor wait for each other in every layer, so it is only in a pipeline that one falls behind.
+SLOW = ("slow first", "slow last")
+GREEDY = [case for case in CASES if "sampled" not in case]
+
+
+def decoded(folder: Path, how: str, model: str, *cases: str, limit: float = LIMIT) -> list[list[Result]]:
+    """What each case gave on each rank."""
+    command = [sys.executable, "-m", "conformance.contracts.c9_ranks_agree.ranks", how, model, *cases]
+    told = [[Result(**json.loads(line)) for line in out.splitlines()] for out in run(command, folder, limit)]
+    return [list(pair) for pair in zip(*told, strict=True)]
+
+
+def check_alike(ranks: list[Result]) -> None:
+    """All ranks fed the same blocks, drafted the same and yielded the same."""
+    first, *others = ranks
+    for other in others:
+        assert (first.case, first.prompt) == (other.case, other.prompt)
+        what = f"{first.case}, {first.prompt}"
+        assert first.blocks == other.blocks, f"{what}: the blocks differ"
+        assert first.tokens == other.tokens, f"{what}: the tokens differ"
+        assert (first.drafted, first.accepted, first.ahead) == (other.drafted, other.accepted, other.ahead), what
+        # A stage of a pipeline may have no cache with an offset.
+        assert len({*first.offsets, *other.offsets}) == 1, f"{what}: the caches differ"
+
+
+def plain(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
+    """The tokens of plain decoding on one machine, and the offsets of the cache that it leaves."""
+    layers = make_prompt_cache(model)
+    tokens = [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=N, prompt_cache=layers)]
+    return tokens, sorted({c.offset for c in layers if hasattr(c, "offset")})
+
+
+def as_qwen2(folder: Path) -> Path:
+    """The fixture as a qwen2, which can be a pipeline: its only other weights are biases, which are zero."""
+    made = folder / "qwen2"
+    made.mkdir()
+    for path in FIXTURE.glob("*token*"):
+        shutil.copy(path, made)
+    shutil.copy(FIXTURE / "chat_template.jinja", made)
+    config = json.loads((FIXTURE / "config.json").read_text()) | {"model_type": "qwen2"}
+    (made / "config.json").write_text(json.dumps(config))
+    model = qwen2.Model(qwen2.ModelArgs.from_dict(config))
+    weights: dict[str, mx.array] = mx.load(str(FIXTURE / "model.safetensors"))
+    zeros = {k: mx.zeros_like(v) for k, v in tree_flatten(model.parameters()) if k.endswith("proj.bias")}
+    model.update(tree_unflatten(list((zeros | weights).items())))
+    model.set_dtype(mx.float16)
+    flat = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(made / "model.safetensors"), flat, {"format": "mlx"})
+    (made / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(flat, "model.safetensors")})
+    )
+    return made
+
+
+@pytest.mark.parametrize("how", ["tensor", "pipeline"])
+def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, Any], how: str) -> None:
+    path = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
+    prompts = prompts_for(str(path))
+    right = {name: plain(fixture[0], prompt) for name, prompt in prompts.items()}
+    cases = [case for case in CASES if case not in (SLOW if how == "tensor" else LOOKED_UP)]
+    results = decoded(tmp_path, how, str(path), *cases)
+    assert len(results) == sum(len(prompts_of(case, prompts)) for case in cases)
+    for ranks in results:
+        check_alike(ranks)
+        assert ranks[0].error is None
+        if ranks[0].case in GREEDY:
+            assert (ranks[0].tokens, ranks[0].offsets) == right[ranks[0].prompt], ranks[0].case
+        if ranks[0].case in CERTAIN:
+            assert ranks[0].accepted > 0, ranks[0].case
+    sampled = {case: [ranks[0].tokens for ranks in results if ranks[0].case == case] for case in CASES}
+    assert sampled["sampled"] == sampled["plain, sampled"]
+    for ranks in results:
+        # Without a draft for a while, plain decoding runs ahead.
+        assert ranks[0].ahead > 0 or ranks[0].case not in ("now and then", "wrong"), ranks[0].case
+
+
+@pytest.mark.parametrize("family", ["deepseek_v41", "qwen3_next"])
+def test_caches_that_are_restored_and_rewound(tmp_path: Path, family: str) -> None:
+    right = plain(build(family), PATTERN)
+    for ranks in decoded(tmp_path, "pipeline", family, "costs", "scripted", "scripted ties", "now and then"):
+        check_alike(ranks)
+        assert (ranks[0].tokens, ranks[0].error) == (right[0], None), ranks[0].case
+        assert ranks[0].offsets in ([], right[1]), ranks[0].case
+        assert ranks[0].accepted > 0 or ranks[0].case != "scripted"
+
+
+def test_an_error_of_the_first_rank_is_one_of_all(tmp_path: Path) -> None:
+    """And they stay in step: the case that follows is decoded as if nothing had been."""
+    *failed, auto, again = decoded(tmp_path, "tensor", str(FIXTURE), *FAILING, "auto")
+    assert {ranks[0].case for ranks in failed} == {*FAILING}
+    for first, other in failed:
+        assert first.error is not None, first
+        assert other.error is not None, other
+        check_alike([first, other])
+    assert "the strategy is broken" in str(failed[0][0].error)
+    assert "rank 0" in str(failed[0][1].error)
+    for ranks in (auto, again):
+        check_alike(ranks)
+        assert ranks[0].error is None
+
+
+def test_ranks_that_decide_by_themselves_are_found(tmp_path: Path) -> None:
+    """Each rank has the whole model here, so that blocks which differ deadlock nothing."""
+    cases = ("ungated", "costs")
+    for ranks in decoded(tmp_path, "whole", str(FIXTURE), *cases):
+        check_alike(ranks)
+    faulty = decoded(tmp_path, "whole", str(FIXTURE), "--fault", "alone", *cases)
+    assert len(faulty) == len(cases)
+    for ranks in faulty:
+        with pytest.raises(AssertionError, match="the blocks differ"):
+            check_alike(ranks)
+
+
+def test_a_deadlock_is_a_failure(tmp_path: Path) -> None:
+    wait = "import time, mlx.core as mx; g = mx.distributed.init(strict=True); "
+    wait += "g.rank() or mx.distributed.all_sum(mx.ones(1)).item(); "
+    with pytest.raises(Stuck):
+        run([sys.executable, "-c", wait + "time.sleep(600)"], tmp_path, limit=8.0)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run([sys.executable, "-c", wait + "1 / 0"], tmp_path, LIMIT)

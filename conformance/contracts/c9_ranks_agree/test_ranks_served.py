@@ -1,0 +1,141 @@
+"""mlx_lm.server and mlx_lm.chat on two ranks give what one rank gives.
+
+Drafting is on in all its ways, requests overlap, and a client breaks off: the ranks stay in step.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from conformance import FIXTURE
+from conformance.contracts.c9_ranks_agree.test_ranks import as_qwen2
+from conformance.testing.commands.launch import started
+from conformance.testing.server.process import Client, free_port, serve
+from conformance.testing.texts.prompts import PROMPTS
+
+LIMIT = 120.0
+TURNS = ["Change `x` to `y`. x = 1", "Change `y` to `z`. y = 1", "r", "Change `x` to `z`. x = 1"]
+WAYS: list[dict[str, Any]] = [
+    {"draft_type": "auto"},
+    {"draft_type": "none"},
+    {"draft_type": "ngram-simple", "ngram_size": 2, "disable_adaptive_gate": True},
+    {"draft_type": "ngram-mod", "ngram_size": 4},
+    {"draft_type": "ngram-mod", "ngram_size": 4},
+    {"draft_type": "suffix", "num_draft_tokens": 4},
+    {"draft_type": "auto", "seed": 1},
+    {"prediction": {"type": "content", "content": "total = 0\nfor name in rows:\n"}},
+]
+
+
+@contextmanager
+def serve_on_ranks(folder: Path, model: Path, *args: str) -> Iterator[Client]:
+    """A server on two ranks; the first of them answers."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
+    with started(command, folder) as ranks:
+        client = Client(f"http://127.0.0.1:{port}", LIMIT)
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            assert all(rank.poll() is None for rank in ranks), (folder / "0.err").read_text()[-2000:]
+            try:
+                if client.healthy():
+                    break
+            except requests.ConnectionError:
+                time.sleep(0.1)
+        yield client
+
+
+def bodies() -> list[dict[str, Any]]:
+    names = ["tool", "json"] * len(WAYS)
+    return [{"messages": PROMPTS[name], "max_tokens": 24, **way} for way, name in zip(WAYS, names, strict=False)]
+
+
+def answer(client: Client, body: dict[str, Any]) -> str:
+    response = client.post(body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def accepted(answer: dict[str, Any]) -> int:
+    draft: dict[str, int] = answer["usage"].get("completion_tokens_details", {}).get("draft", {})
+    return draft.get("accepted", 0)
+
+
+def plain(client: Client, wanted: list[dict[str, Any]]) -> list[str]:
+    """What the bodies say without drafting; each prompt is decoded once."""
+    told: dict[str, str] = {}
+    for body in wanted:
+        if (prompt := str(body["messages"])) not in told:
+            told[prompt] = answer(client, {key: body[key] for key in ("messages", "max_tokens")})
+    return [told[str(body["messages"])] for body in wanted]
+
+
+def break_off(client: Client, body: dict[str, Any]) -> None:
+    """Read a little of a stream and go."""
+    with requests.post(f"{client.url}/v1/chat/completions", json=body | {"stream": True}, stream=True) as response:
+        next(response.iter_lines())
+
+
+@pytest.mark.parametrize("how", ["tensor", "pipeline"])
+def test_the_server(tmp_path: Path, how: str) -> None:
+    model = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
+    with serve(model=model) as one:
+        right = plain(one, bodies())
+    with serve_on_ranks(tmp_path, model, *(["--pipeline"] if how == "pipeline" else [])) as client:
+        assert [answer(client, body) for body in bodies()] == right
+        break_off(client, bodies()[0])
+        break_off(client, bodies()[6])
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda body: answer(client, body), bodies())) == right
+            # Drafts of several rows, which need not pay here.
+            ungated = [body | {"draft_type": "ngram-simple", "disable_adaptive_gate": True} for body in bodies()[:4]]
+            answers = [response.json() for response in pool.map(client.post, ungated)]
+        assert [each["choices"][0]["message"]["content"] for each in answers] == right[:4]
+        assert sum(map(accepted, answers)) > 0
+        assert client.healthy()
+
+
+def chat(command: list[str]) -> list[str]:
+    return [*command, "-m", "mlx_lm", "chat", "--model", str(FIXTURE), "--max-tokens", "32"]
+
+
+@cache
+def on_one_rank(queries: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(chat([sys.executable]), input=queries, capture_output=True, text=True, timeout=LIMIT)
+
+
+def said(printed: str) -> str:
+    """The answers, without what a terminal draws and what a turn took."""
+    printed = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x01\x02]", "", printed)
+    drawn = r"tok/s|Drafting: |[\u2500-\u257f\u203a]"
+    lines = [line for line in printed.splitlines() if not re.search(drawn, line)]
+    return "\n".join(line for line in lines if line.strip())
+
+
+@pytest.mark.parametrize("draft_type", ["auto", "ngram-mod"])
+def test_the_chat(tmp_path: Path, draft_type: str) -> None:
+    queries = "".join(f"{query}\n" for query in [*TURNS, "q"])
+    done = on_one_rank(queries)
+    assert done.returncode == 0, done.stderr
+    command = [*chat([sys.executable]), "--draft-type", draft_type]
+    with started(command, tmp_path, stdin=subprocess.PIPE) as ranks:
+        for rank in ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(queries)
+            rank.stdin.flush()
+        assert [rank.wait(LIMIT) for rank in ranks] == [0, 0], (tmp_path / "0.err").read_text()[-2000:]
+    printed = (tmp_path / "0.out").read_text()
+    assert said(printed) == said(done.stdout)
+    assert "tokens-per-forward" in printed

@@ -1,0 +1,71 @@
+"""Decode a few prompts with and without prompt lookup, and compare text and speed.
+
+python -m conformance.demo                                      # the model in this repository
+python -m conformance.demo --model mlx-community/Qwen3-4B-4bit  # any other
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from inspect import signature
+
+import mlx_lm
+from mlx_lm import load, stream_generate
+
+from conformance import FIXTURE
+from conformance.testing.texts.prompts import PROMPTS
+
+SHOWN = ("rename", "json")
+
+
+@dataclass
+class Run:
+    text: str
+    tokens_per_second: float
+    tokens_per_forward: float
+
+
+def decode(model: object, tokenizer: object, prompt: list[int], max_tokens: int, lookup: int | None) -> Run:
+    text = ""
+    for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens, prompt_lookup_num_tokens=lookup):
+        text += response.text
+    forwards = response.draft.forwards if lookup else response.generation_tokens
+    return Run(text, response.generation_tps, response.generation_tokens / forwards)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(FIXTURE), help="a directory or a Hugging Face repo")
+    parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--prompt-lookup-num-tokens", type=int, default=8)
+    args = parser.parse_args()
+    if "prompt_lookup_num_tokens" not in signature(stream_generate).parameters:
+        print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show: patch 0006 brings it")
+        return 0
+    print(f"mlx-lm {mlx_lm.__version__}, model {args.model}\n")
+    model, tokenizer = load(args.model)
+    lookup, equal = args.prompt_lookup_num_tokens, True
+    for name in SHOWN:
+        prompt = tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True)
+        decode(model, tokenizer, prompt, 8, lookup)
+        plain = decode(model, tokenizer, prompt, args.max_tokens, None)
+        drafted = decode(model, tokenizer, prompt, args.max_tokens, lookup)
+        equal = equal and plain.text == drafted.text
+        show(name, plain, drafted)
+    return 0 if equal else 1
+
+
+def show(name: str, plain: Run, drafted: Run) -> None:
+    question = PROMPTS[name][-1]["content"].split("\n")[0]
+    print(f"=== {name}: {question}")
+    print(f"--- plain decoding, {plain.tokens_per_second:.0f} tokens a second\n{plain.text}")
+    print(f"--- prompt lookup, {drafted.tokens_per_second:.0f} tokens a second\n{drafted.text}")
+    verdict = "the same text" if plain.text == drafted.text else "ANOTHER TEXT"
+    ratio = drafted.tokens_per_second / plain.tokens_per_second
+    print(f"--- {verdict}, {ratio:.2f} times the speed, {drafted.tokens_per_forward:.1f} tokens a forward pass\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What is expected to fail, for each release with and without the series."""

@@ -1,0 +1,1 @@
+"""The suite and this repository, tested."""

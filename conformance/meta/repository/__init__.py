@@ -1,0 +1,1 @@
+"""The patches, the scripts and the documents."""

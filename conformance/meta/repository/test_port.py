@@ -1,0 +1,144 @@
+"""scripts/port.sh on trees that differ from the pinned one in a known way."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from add_release import READ, edited, expect
+
+from conformance import ROOT
+from conformance.expectations.plugin import read
+from conformance.meta.repository.test_scripts import Clone, clone, git
+from conformance.series.patches import DEFAULT, RELEASES
+from conformance.surface.__main__ import changes
+
+__all__ = ["clone"]
+
+pytestmark = pytest.mark.repository
+
+
+@pytest.fixture
+def source(clone: Clone, tmp_path: Path) -> Path:
+    """Somebody's clone of the stock release."""
+    shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
+    clone.apply("--until", "0")
+    source = tmp_path / "source"
+    git(tmp_path, "clone", "--quiet", str(clone.checkout), str(source))
+    return source
+
+
+def edit(source: Path, file: str, old: str, new: str) -> None:
+    text = (source / file).read_text()
+    assert old in text
+    (source / file).write_text(text.replace(old, new, 1))
+    git(source, "commit", "--quiet", "--all", "--message", "another release")
+
+
+def port(clone: Clone, source: Path) -> tuple[int, str, dict[str, str], Path]:
+    """The exit status, what was printed, the table and the checkout."""
+    done = clone.run("port.sh", "--source", str(source))
+    table = dict(re.findall(r"^(\d{4})-\S+ +(clean|merged|conflict|already upstream) ", done.stdout, re.MULTILINE))
+    assert len(table) == len(clone.patches()), done.stdout + done.stderr
+    return (
+        done.returncode,
+        done.stdout,
+        table,
+        clone.root / "vendor" / f"mlx-lm-{git(source, 'rev-parse', 'HEAD')[:12]}",
+    )
+
+
+def test_a_release_that_is_the_same_is_clean(clone: Clone, source: Path) -> None:
+    code, said, table, checkout = port(clone, source)
+    assert (code, set(table.values())) == (0, {"clean"}), said
+    assert "All patches apply" in said
+    assert (checkout / "mlx_lm" / "draft" / "loop.py").exists()
+    assert git(source, "status", "--porcelain") == ""
+
+
+def test_each_word_of_the_table(clone: Clone, source: Path) -> None:
+    """Patch 1 is in the release, patch 2 conflicts with it, patch 4 has to be merged."""
+    git(source, "am", "--quiet", str(sorted((clone.root / "patches").glob("0001*"))[0]))
+    patch = sorted((clone.root / "patches").glob("0002*"))[0].read_text()
+    removed = next(line[1:] for line in patch.splitlines() if re.match(r"-\s+\w", line))
+    edit(source, "mlx_lm/models/cache.py", removed, f"{removed}  # another release has this line too")
+    (source / "mlx_lm" / "models" / "paged.py").write_text("class PagedCache:\n    pass\n")
+    git(source, "add", "--all")
+    git(source, "commit", "--quiet", "--message", "a cache")
+    code, said, table, checkout = port(clone, source)
+    assert code == 3, said
+    assert table["0001"] == "already upstream"
+    assert table["0002"] == "conflict"
+    assert "mlx_lm/models/cache.py (1 hunk)" in said
+    assert "conflict" not in [table[name] for name in table if name > "0002"]
+    assert "mlx_lm/models/paged.py has the cache class PagedCache" in said
+    assert "another release has this line too" in (checkout / "mlx_lm" / "models" / "cache.py").read_text()
+    goes_on(clone, source, checkout, said)
+
+
+def goes_on(clone: Clone, source: Path, checkout: Path, said: str) -> None:
+    """The markers are where they are said to be, no second run destroys them, and the printed command goes on."""
+    cache = checkout / "mlx_lm" / "models" / "cache.py"
+    assert git(checkout, "diff", "--name-only", "--diff-filter=U") == "mlx_lm/models/cache.py"
+    assert "with conflict markers in mlx_lm/models/cache.py" in said
+    assert "under way" in clone.run("port.sh", "--source", str(source)).stderr
+    settled = re.sub(r"^<{7}.*?^={7}\n(.*?)^>{7}.*?\n", r"\1", cache.read_text(), flags=re.MULTILINE | re.DOTALL)
+    cache.write_text(settled)
+    assert re.search(rf"git -C .*{checkout.name}'? add --all && git -C .*{checkout.name}'? am --continue\n", said)
+    git(checkout, "add", "--all")
+    git(checkout, "am", "--continue")
+    # All but the one that the release has.
+    done = git(checkout, "log", "--format=%s", f"{git(source, 'rev-parse', 'HEAD')}..")
+    assert len(done.splitlines()) == len(clone.patches()) - 1
+
+
+def test_a_version_that_is_not_there(clone: Clone) -> None:
+    assert "is not on the package index" in clone.refused("port.sh", "0.0.99")
+    assert "the network" in clone.refused("port.sh", "0.0.99", PIP_NO_INDEX="1")
+    assert clone.run("port.sh", "../x").returncode == 2
+    assert clone.run("port.sh").returncode == 2
+
+
+def test_another_release_is_named_everywhere() -> None:
+    last = next(release for release in RELEASES if release != DEFAULT)
+    tox = edited((ROOT / "tox.ini").read_text(), "9.9.9", last)
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(tox)
+    (suite,) = [name for name in parser.sections() if name.startswith("testenv:{patched,stock}")]
+    (others,) = [name for name in parser.sections() if name.startswith("testenv:{selftest,series")]
+    assert ",-9.9.9}" in suite
+    assert ",series-9.9.9}" in others
+    assert all("9.9.9: RELEASE = --release 9.9.9" in parser[name]["set_env"] for name in (suite, others))
+    assert "patched-9.9.9, stock-9.9.9, {patched,stock}-9.9.9-lowest" in parser["tox"]["labels"]
+
+
+def test_what_a_new_release_fails_is_written_down_to_be_read(tmp_path: Path) -> None:
+    expectations, scorecard = tmp_path / "9.9.9-stock.txt", tmp_path / "stock-9.9.9.json"
+    expectations.write_text("# It has no drafts.\ntest_a.py::import\ntest_a.py::gone\ntest_b.py::mended\n")
+    tests = {
+        "test_b.py::new": {"outcome": "failed", "reason": "assert 1 == 2"},
+        "test_b.py::mended": {"outcome": "failed", "reason": "[XPASS(strict)] It has no drafts."},
+        "expectations/9.9.9-stock.txt:3": {"outcome": "failed", "reason": "file:3: no test is test_a.py::gone"},
+        "test_b.py::fine": {"outcome": "passed"},
+    }
+    scorecard.write_text(json.dumps({"rows": {"C4 parity": tests}}))
+    assert expect(scorecard, expectations, "9.9.9") == 1
+    (old, new) = read(expectations)
+    assert (old.id, old.reason) == ("test_a.py::import", "It has no drafts.")
+    assert (new.id, new.reason) == ("test_b.py::new", READ.format(version="9.9.9") + " assert 1 == 2")
+
+
+def test_what_changed_since_the_last_release(tmp_path: Path) -> None:
+    for name, code in (
+        ("old", "def a(x):\n    return 1\n\ndef b(): ...\n"),
+        ("new", "def a(x):\n    return 2\n\ndef c(): ...\n"),
+    ):
+        (tmp_path / name / "mlx_lm" / "models").mkdir(parents=True)
+        (tmp_path / name / "mlx_lm" / "generate.py").write_text(code)
+    said = changes(tmp_path / "old", tmp_path / "new")
+    assert "mlx_lm/generate.py adds c; drops b; changes a." in said
+    assert "mlx_lm/models/cache.py is as it was." in said

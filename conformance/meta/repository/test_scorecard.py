@@ -1,0 +1,395 @@
+"""The scorecard says what a run came to, and is not stale.
+
+What is planted: each outcome that a test can have, a test in no row or in two, a row of tests that are gone, a table of
+other runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import ROOT
+from conformance.scorecard.__main__ import main
+from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Run, kept, load, names
+from conformance.scorecard.page import page
+from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, matches, part
+from conformance.scorecard.table import filled, table
+from conformance.series.patches import RELEASES
+
+# About this repository, whatever mlx-lm is installed.
+pytestmark = pytest.mark.repository
+
+CONFTEST = """
+from pathlib import Path
+from conformance.expectations.plugin import Plugin as Expectations
+from conformance.scorecard.plugin import Plugin
+from conformance.scorecard.rows import Row
+
+ROWS = tuple(
+    Row(name, "", "", (f"{file}.py::test_{name}*", f"{file}.py::{name}"), r"\\\\[(.*)\\\\]")
+    for file, name in [("test_some", name) for name in NAMES] + [("test_broken", "import")]
+)
+
+def pytest_configure(config):
+    about = dict.fromkeys(("release", "flavour", "mlx-lm", "mlx", "device", "python"), "1")
+    config.addinivalue_line("markers", "repository: about it")
+    config.pluginmanager.register(Expectations(Path(__file__).with_name("expected.txt")), "expectations")
+    config.pluginmanager.register(Plugin(Path(__file__).with_name("card.json"), about, ROWS), "scorecard")
+"""
+TESTS = """
+import pytest
+from conformance.testing.tally import TALLY
+
+@pytest.fixture
+def before():
+    assert False, "before"
+
+@pytest.fixture
+def after():
+    yield
+    assert False, "after"
+
+@pytest.mark.parametrize("n", range(3))
+def test_passes(n):
+    TALLY["tokens"] += 7
+
+def test_fails():
+    assert False, "it is wrong"
+
+def test_expected():
+    TALLY["examples"] += 2
+    assert False
+
+def test_unexpected():
+    pass
+
+def test_skipped():
+    pytest.skip("no such chip")
+
+@pytest.mark.skip(reason="not here")
+def test_marked():
+    pass
+
+def test_setup(before):
+    pass
+
+def test_teardown(after):
+    pass
+
+def test_other():
+    pass
+
+@pytest.mark.repository
+def test_here():
+    pass
+"""
+EXPECTATIONS = """# Small numbers.
+test_some.py::test_expected
+test_some.py::test_unexpected
+"""
+NAMES = ["passes", "fails", "expected", "unexpected", "skipped", "marked", "setup", "teardown", "other", "here"]
+
+
+def outcomes(folder: Path, *arguments: str, names: Sequence[str] = NAMES) -> tuple[str, dict[str, Any]]:
+    """Run these tests, without the plugins that take seconds to start; what was said, and the rows of the file."""
+    (folder / "conftest.py").write_text(f"NAMES = {list(names)}\n{CONFTEST}".replace("\\\\", "\\"))
+    (folder / "test_some.py").write_text(TESTS)
+    (folder / "test_broken.py").write_text("import nothing_like_it\n")
+    (folder / "expected.txt").write_text(EXPECTATIONS)
+    (folder / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
+    options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", *arguments]
+    env = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", *options]
+    done = subprocess.run(command, cwd=folder, env=os.environ | env, capture_output=True, text=True)
+    card = folder / "card.json"
+    return done.stdout + done.stderr, json.loads(card.read_text()) if card.exists() else {}
+
+
+IN_ONE_PROCESS: list[str] = []
+IN_TWO = ["-p", "xdist", "-n", "2"]
+
+
+@pytest.mark.parametrize("how", [IN_ONE_PROCESS, IN_TWO])
+def test_each_outcome_and_its_reason(tmp_path: Path, how: list[str]) -> None:
+    said, card = outcomes(tmp_path, *how, "-k", "not other and not here")
+    assert card["whole"], said
+    assert f"scorecard: {tmp_path / 'card.json'}" in said
+    got = {
+        row: [(one["outcome"], one.get("reason", "").splitlines()[:1]) for one in tests.values()]
+        for row, tests in card["rows"].items()
+    }
+    broken = got.pop("import")
+    assert [outcome for outcome, _ in broken] == [FAILED]
+    assert got == {
+        "passes": [("passed", [])] * 3,
+        "fails": [(FAILED, ["AssertionError: it is wrong"])],
+        "expected": [(EXPECTED, ["Small numbers."])],
+        "unexpected": [(FAILED, ["[XPASS(strict)] Small numbers."])],
+        "skipped": [(SKIPPED, ["no such chip"])],
+        "marked": [(SKIPPED, ["not here"])],
+        "setup": [(FAILED, ["AssertionError: before"])],
+        "teardown": [(FAILED, ["AssertionError: after"])],
+        "other": [(LEFT_OUT, [])],
+        # "here" is about the repository: that it was left out says nothing of a release.
+    }
+    assert [test["part"] for test in card["rows"]["passes"].values()] == ["0", "1", "2"]
+    assert {test["tokens"] for test in card["rows"]["passes"].values()} == {7}
+    assert [test.get("examples") for test in card["rows"]["expected"].values()] == [2]
+
+
+def test_what_was_not_reached_is_left_out(tmp_path: Path) -> None:
+    _, card = outcomes(tmp_path, "-x", "--deselect", "test_some.py::test_marked", "--ignore", "test_broken.py")
+    assert {one["outcome"] for row in ("expected", "marked", "other") for one in card["rows"][row].values()} == {
+        LEFT_OUT
+    }
+
+
+def test_a_list_of_tests_leaves_no_file(tmp_path: Path) -> None:
+    said, card = outcomes(tmp_path, "--collect-only")
+    assert "scorecard: not written. Nothing was run." in said
+    assert card == {}
+
+
+def test_a_test_without_a_row_leaves_no_file(tmp_path: Path) -> None:
+    said, card = outcomes(tmp_path, names=NAMES[:-1])
+    assert "scorecard: not written. test_some.py::test_here falls in no row" in said
+    assert card == {}
+
+
+REASON = f"Because it is <so> {'and so ' * 9}on. And more."
+
+
+def green(**outcomes: str) -> dict[str, Any]:
+    """A run in which a test of each row passed, but for the rows that are named."""
+    about = {"release": "1.2.3", "flavour": "patched", "mlx-lm": "1.2.3+lookup.9", "mlx": "0.9", "python": "3.11"}
+    rows: dict[str, Any] = {}
+    for row in ROWS:
+        rows[row.name] = {f"{row.name}::{i}": {"part": str(i), "outcome": "passed", "tokens": 5} for i in range(2)}
+        outcome = outcomes.get(row.name.split()[0])
+        if outcome == "gone":
+            del rows[row.name]
+        elif outcome:
+            rows[row.name][f"{row.name}::1"] |= {"outcome": outcome, "reason": REASON}
+    return about | {"device": "a chip", "whole": True, "rows": rows}
+
+
+def loaded(folder: Path, *runs: dict[str, Any]) -> list[Run]:
+    paths = [folder / f"{i}.json" for i in range(len(runs))]
+    for path, run in zip(paths, runs, strict=True):
+        path.write_text(json.dumps(run))
+    return load(paths)
+
+
+def test_conformant_is_where_every_row_passed(tmp_path: Path) -> None:
+    (run,) = loaded(tmp_path, green())
+    assert (run.verdict, run.state) == (CONFORMANT, CONFORMANT)
+    assert {cell.state for cell in run.cells.values()} == {CONFORMANT}
+    assert (run.total.tests, run.total.tokens) == (2 * len(ROWS), 10 * len(ROWS))
+
+
+def test_conformant_does_not_need_the_scripts_and_the_suite_itself(tmp_path: Path) -> None:
+    (run,) = loaded(tmp_path, green(series="gone", planted="gone", verdicts="gone", tools="gone"))
+    once = [row.name for row in ROWS if row.group in (THE_SUITE, THIS_REPOSITORY)]
+    assert (once, run.verdict) == (["planted faults", "verdicts", "tools", "series and scripts"], CONFORMANT)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "verdict", "light"),
+    [
+        ("failed", FAILED, "1 failed", "🔴 1 of 2 [1]"),
+        ("expected", EXPECTED, "1 expected to fail", "🟡 1 of 2 [1]"),
+        ("skipped", SKIPPED, "1 skipped", "⚪ 1 of 2 [1]"),
+        ("left out", LEFT_OUT, "1 left out", "⚪ 1 [1]"),
+        ("gone", NOT_RUN, "no test of C5 processors", "—"),
+    ],
+)
+def test_one_test_withholds_the_word(tmp_path: Path, outcome: str, state: str, verdict: str, light: str) -> None:
+    (run,) = runs = loaded(tmp_path, green(C5=outcome))
+    assert (run.cell("C5 processors").state, run.state, run.verdict) == (state, state, verdict)
+    assert f"| C5 processors | {light} |" in table(runs)
+    assert "| C4 parity | 🟢 2 |" in table(runs)
+    assert f"**{CONFORMANT}**" not in table(runs)
+    assert f"</b> {CONFORMANT}</span>" not in page(runs)
+    if outcome != "gone":
+        note = REASON.removesuffix(" And more.").replace("<", "&lt;")
+        assert f"\n1. {outcome}: {note}\n" in table(runs)
+        assert escape(REASON) in page(runs)
+        assert "<code>C5 processors::1</code>" in page(runs)
+
+
+def test_the_worst_outcome_is_shown(tmp_path: Path) -> None:
+    run = green(C3=EXPECTED)
+    run["rows"]["C3 exits"]["C3 exits::0"]["outcome"] = FAILED
+    (got,) = loaded(tmp_path, run)
+    assert (got.cell("C3 exits").state, got.cell("C3 exits").said) == (FAILED, "0 of 2, 1 failed, 1 expected to fail")
+
+
+def test_a_part_of_the_suite_is_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "part.json").write_text(json.dumps(green() | {"whole": False}))
+    assert main(["table", str(tmp_path / "part.json")]) == 1
+    assert "a part of the suite" in capsys.readouterr().err
+
+
+def test_rows_of_yesterday_are_found(tmp_path: Path) -> None:
+    run = green()
+    run["rows"]["C0 luck"] = {}
+    with pytest.raises(ValueError, match="C0 luck"):
+        loaded(tmp_path, run)
+
+
+def test_what_is_kept_gives_the_same_table_and_page(tmp_path: Path) -> None:
+    runs = loaded(tmp_path, green(C1=EXPECTED), green() | {"flavour": "stock"}, green() | {"release": "1.10.0"})
+    (tmp_path / "kept.json").write_text(kept(runs))
+    again = load([tmp_path / "kept.json"])
+    assert [run.name for run in again] == ["1.10.0 patched", "1.2.3 patched", "1.2.3 stock"]
+    assert (table(again), page(again)) == (table(runs), page(runs))
+    newer = tmp_path / "newer.json"
+    newer.write_text(json.dumps(green()))
+    assert [run.verdict for run in load([tmp_path / "kept.json", newer])] == [CONFORMANT] * 3
+
+
+def test_two_environments_make_a_run(tmp_path: Path) -> None:
+    """One ran a row and a part of another, one the rest; of another series, the later one counts alone."""
+    first, second = green(C3=FAILED, C4="left out", verdicts="gone"), green(C3=LEFT_OUT)
+    first["rows"]["C5 processors"] = {"a": {"part": "a", "outcome": "passed"}}
+    second["rows"] = {
+        name: {test: one | {"outcome": LEFT_OUT} for test, one in tests.items()} if name == "surface" else tests
+        for name, tests in second["rows"].items()
+    }
+    (run,) = loaded(tmp_path, first, second)
+    assert (run.cell("C4 parity").said, run.cell("verdicts").said, run.cell("surface").said) == ("2", "2", "2")
+    assert (run.cell("C5 processors").said, run.cell("C3 exits").said) == ("3", "1 of 2, 1 failed")
+    # What neither ran is what the later one left out.
+    both = [
+        green() | {"rows": {"surface": {n: {"part": n, "outcome": LEFT_OUT} for n in left}}} for left in ("ab", "bcd")
+    ]
+    (run,) = loaded(tmp_path, *both)
+    assert run.cell("surface").said == "0 of 3, 3 left out"
+    (run,) = loaded(tmp_path, first | {"mlx-lm": "1.2.3+lookup.8"}, second)
+    assert (run.cell("surface").said, run.verdict) == ("0 of 2, 2 left out", "3 left out, no test of surface")
+
+
+def test_runs_of_one_release_are_told_apart(tmp_path: Path) -> None:
+    runs = [green(), green() | {"mlx": "0.8"}, green() | {"mlx": "0.8", "device": "b chip"}, green() | {"flavour": "x"}]
+    first, *others = (f"1.2.3 patched, mlx {more}" for more in ("0.9", "0.8, a chip", "0.8, b chip"))
+    assert names(loaded(tmp_path, *runs)) == [first, *others, "1.2.3 x"]
+
+
+def test_the_table_has_the_newest_mlx_and_the_page_the_others_too(tmp_path: Path) -> None:
+    runs = loaded(tmp_path, green() | {"mlx": "0.8"}, green() | {"mlx": "0.10"}, green() | {"flavour": "x"})
+    head, *lines = table(runs).splitlines()
+    assert head == "|  | 1.2.3 patched | 1.2.3 x |"
+    assert "| mlx | 0.10 | 0.9 |" in lines
+    assert "1.2.3 patched, mlx 0.8" in page(runs)
+
+
+def test_the_page_needs_no_network(tmp_path: Path) -> None:
+    text = page(loaded(tmp_path, green(server=FAILED)))
+    for word in ("http:", "https:", "src=", "<link", "@import", "url(", "<script"):
+        assert word not in text
+    assert 'name="viewport"' in text
+
+
+MARKERS = "a\n<!-- scorecard -->\n<!-- end scorecard -->\nb\n"
+
+
+def test_the_page_opens_with_a_sentence_a_release(tmp_path: Path) -> None:
+    text = page(load([ROOT / "docs" / "scorecard.json"]))
+    for release in RELEASES:
+        for flavour in ("patched", "stock"):
+            sentence = text.index(f"<p><b>{release} {flavour}</b>: ")
+            assert text.index("<h1>") < sentence < text.index("<h2>The rows</h2>") < text.index('id="cards"')
+    assert " patched columns differ in " in text
+    assert "every row is green" in page(loaded(tmp_path, green()))
+
+
+def test_a_stale_table_is_found(tmp_path: Path) -> None:
+    readme, before, after = tmp_path / "README.md", tmp_path / "0.json", loaded(tmp_path, green(C9=SKIPPED))
+    readme.write_text(MARKERS)
+    assert main(["table", str(before), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert "1 skipped" in text
+    assert filled(text, after) == text
+    assert filled(text, loaded(tmp_path, green())) != text
+
+
+def test_the_documents_show_the_runs_that_are_kept() -> None:
+    runs = load([ROOT / "docs" / "scorecard.json"])
+    text, html = (ROOT / "README.md").read_text("utf-8"), ROOT / "docs" / "scorecard.html"
+    assert text.count("<!-- scorecard -->") == 1
+    assert filled(text, runs) == text, (
+        "run: python -m conformance.scorecard table docs/scorecard.json --readme README.md"
+    )
+    if html.exists():
+        assert page(runs) == html.read_text("utf-8"), (
+            "run: python -m conformance.scorecard page docs/scorecard.json ..."
+        )
+
+
+def all_tests(folder: Path) -> set[str]:
+    """The test functions of a folder, and the import of each file."""
+    return {
+        f"{path.name}::{name}"
+        for path in folder.glob("test_*.py")
+        for name in ["import", *(getattr(node, "name", "") for node in ast.parse(path.read_text()).body)]
+        if name == "import" or name.startswith("test_")
+    }
+
+
+def gone(rows: Sequence[Row], tests: set[str]) -> list[str]:
+    """The patterns that are of no test, parameters aside."""
+    asked = [one for row in rows for one in row.patterns if not one.startswith("expectations/")]
+    names = {one.split("::")[0] for one in tests} | tests | {f"{one}[" for one in tests}
+    return [one for one in asked if not any(matches(one.split("[")[0] + "[" * ("[" in one), name) for name in names)]
+
+
+def test_every_test_has_one_row_and_every_row_its_tests() -> None:
+    tests = all_tests(ROOT / "conformance")
+    assert len(tests) > 200
+    for test in tests:
+        find(test)
+    assert gone(ROWS, tests) == []
+
+
+def test_a_test_without_one_row_and_a_row_of_nothing_are_found() -> None:
+    tests = {"test_a.py::test_x", "test_a.py::test_y", "test_a.py::import"}
+    rows = [Row("x", "", "", ("test_a.py::test_x*", "test_a.py")), Row("y", "", "", ("test_a.py::test_*[C3 *",))]
+    assert find("conformance/test_a.py::test_x[1]", rows).name == "x"
+    assert find("test_a.py::test_y[C3 exits-1]", rows).name == "y"
+    assert find("test_a.py::test_y[C4]", rows).name == "x"
+    with pytest.raises(LookupError, match="no row"):
+        find("test_b.py::test_x", rows)
+    with pytest.raises(LookupError, match="the rows x and y"):
+        find("test_a.py::test_x[C3 exits]", rows)
+    assert gone(rows, tests) == []
+    assert gone([*rows, Row("z", "", "", ("test_a.py::test_z*", "test_b.py"))], tests) == [
+        "test_a.py::test_z*",
+        "test_b.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("test", "row", "name"),
+    [
+        ("test_cache_machines.py::test_machine[list of kv and rotating]", "cache kinds", "list of kv and rotating"),
+        ("test_architectures.py::test_parity[lfm2-vl-past the window]", "architectures", "lfm2-vl"),
+        ("test_surface.py::test_a_prompt_and_single_steps_give_finite_logits[lfm2-vl]", "architectures", "lfm2-vl"),
+        ("test_speculation_contracts.py::test_holds[C3 exits-llama]", "C3 exits", "speculation_contracts"),
+        ("test_exits.py::import", "C3 exits", "exits"),
+        ("test_exits.py::test_a_planted_fault_is_found[C3 exits-llama]", "planted faults", "exits"),
+        ("expectations/0.32.2-stock.txt:9", "series and scripts", "expectations/0.32.2-stock.txt:9"),
+    ],
+)
+def test_rows_and_parts(test: str, row: str, name: str) -> None:
+    found = find(f"conformance/{test}")
+    assert (found.name, part(found, f"conformance/{test}")) == (row, name)

@@ -1,0 +1,371 @@
+"""The scripts, run in a copy of the repository whose path holds spaces."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance import ROOT
+from conformance.series.patches import DEFAULT as RELEASE
+from conformance.series.patches import RELEASES
+
+# About this repository, whatever mlx-lm is installed.
+pytestmark = pytest.mark.repository
+
+
+@dataclass
+class Clone:
+    root: Path
+
+    def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a script from another directory, as a user may."""
+        return subprocess.run(
+            [self.root / "scripts" / script, *args], cwd="/", env=self.env(env), capture_output=True, text=True
+        )
+
+    def env(self, more: dict[str, str]) -> dict[str, str]:
+        return os.environ | {"PYTHON": sys.executable} | more
+
+    def apply(self, *args: str) -> str:
+        done = self.run("apply.sh", "--no-install", *args)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def refused(self, script: str, *args: str, **env: str) -> str:
+        """Run what has to fail, in one clear message and with nothing changed."""
+        before = self.state()
+        done = self.run(script, *args, **env)
+        assert done.returncode == 1, done.stdout
+        assert done.stderr.startswith("error: ")
+        assert "Traceback" not in done.stderr
+        assert self.state() == before
+        return done.stderr
+
+    @property
+    def checkout(self) -> Path:
+        return self.root / "vendor" / f"mlx-lm-{RELEASE}"
+
+    def git(self, *args: str) -> str:
+        return git(self.checkout, *args)
+
+    def commit_line(self, text: str) -> None:
+        with open(self.checkout / "mlx_lm" / "draft" / "loop.py", "a") as file:
+            file.write(f"# {text}\n")
+        self.git("commit", "--all", "--message", text)
+
+    def patches(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (self.root / "patches").glob("*.patch")}
+
+    def state(self) -> dict[str, bytes]:
+        """All files but git's own, and what git says of the checkout."""
+        files = {
+            str(path): path.read_bytes()
+            for path in self.root.rglob("*")
+            if path.is_file() and ".git/" not in str(path) and "__pycache__" not in str(path)
+        }
+        return files | ({"HEAD": self.git("rev-parse", "HEAD").encode()} if self.checkout.exists() else {})
+
+
+def git(where: Path, *args: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    done = subprocess.run(["git", "-C", where, *identity, *args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    root = tmp_path / "a path with spaces"
+    for name in ("scripts", "patches", "vendor/sdist"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "vendor" / "releases.toml", root / "vendor")
+    (root / "vendor" / ".lock").touch()
+    return Clone(root)
+
+
+def test_round_trip_is_byte_for_byte(clone: Clone) -> None:
+    before = clone.patches()
+    shown = clone.apply()
+    for number, name in enumerate(sorted(before), 1):
+        assert f"applying {name.removesuffix('.patch')} ({number}/{len(before)})" in shown
+    assert clone.run("export.sh").returncode == 0
+    assert clone.patches() == before
+    assert clone.run("export.sh", "--check").returncode == 0
+
+
+def pythons() -> dict[tuple[int, ...], Path]:
+    """Every Python at hand that the scripts are for, by version: on the path, and where pyenv keeps them."""
+    folders = [Path(folder) for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    folders += [Path(sys.executable).parent, *Path.home().glob(".pyenv/versions/*/bin")]
+    found: dict[tuple[int, ...], Path] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("python3*"))):
+        if re.fullmatch(r"python3(\.\d+)?", path.name):
+            done = subprocess.run([path, "--version"], capture_output=True, text=True)
+            if version := re.fullmatch(r"Python (\d+)\.(\d+)\.(\d+)\s*", done.stdout):
+                found.setdefault(tuple(map(int, version.groups())), path)
+    return {version: path for version, path in found.items() if version >= (3, 11)}
+
+
+@pytest.mark.parametrize("which", [min, max])
+def test_the_oldest_and_the_newest_python_at_hand(
+    clone: Clone, which: Callable[[Iterable[tuple[int, ...]]], tuple[int, ...]]
+) -> None:
+    """3.11.2, Debian 12's, has no filters in tarfile, and newer ones warn where none is named."""
+    shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
+    at_hand = pythons()
+    python = {"PYTHON": str(at_hand[which(at_hand)]), "PYTHONWARNINGS": "error::DeprecationWarning"}
+    for command in (("apply.sh", "--no-install"), ("export.sh", "--check"), ("port.sh", RELEASE)):
+        done = clone.run(*command, **python)
+        assert (done.returncode, done.stderr) == (0, ""), (python, command)
+    assert {line[:6] for line in clone.git("ls-files", "--stage").splitlines()} <= {"100644", "100755"}
+
+
+@pytest.mark.parametrize("fault", ["../outside", "/outside", "a link"])
+def test_an_sdist_writes_below_its_folder_only(clone: Clone, tmp_path: Path, fault: str) -> None:
+    member = tarfile.TarInfo(fault if fault != "/outside" else str(tmp_path / "outside"))
+    if fault == "a link":
+        member.type, member.linkname = tarfile.SYMTYPE, str(tmp_path)
+    sdist = clone.root / "vendor" / "sdist" / f"mlx_lm-{RELEASE}.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        archive.addfile(member)
+    pin = clone.root / "vendor" / "releases.toml"
+    pinned = tomllib.loads(pin.read_text())["releases"][RELEASE]["sha256"]
+    pin.write_text(pin.read_text().replace(pinned, hashlib.sha256(sdist.read_bytes()).hexdigest()))
+    assert "is no file or folder below its own" in clone.refused("apply.sh", "--no-install")
+    assert not list(tmp_path.rglob("outside"))
+
+
+def tox_commands(clone: Clone, environments: str) -> list[list[str]]:
+    """What tox would run in a copy of the repository, in words."""
+    for name in ("tox.ini", "pyproject.toml"):
+        shutil.copy(ROOT / name, clone.root)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOX_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tox", "config", "-e", environments, "-k", "commands_pre", "commands"],
+        cwd=clone.root,
+        env=env | {"PORT_CHECKOUT": str(clone.checkout)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [re.sub(r"^commands(_pre)? = ?", "", line) for line in done.stdout.splitlines()]
+    return [shlex.split(line) for line in lines if line and not line.startswith("[")]
+
+
+ENVIRONMENTS = "patched,stock-0.32.0-lowest,selftest,series,port,review,micro,bench,lint"
+
+
+def test_a_path_with_spaces_is_one_word_of_a_command_of_tox(clone: Clone) -> None:
+    commands = tox_commands(clone, ENVIRONMENTS)
+    assert len(commands) > len(ENVIRONMENTS.split(","))
+    for word in (word for command in commands for word in command):
+        assert not word.endswith(str(clone.root).split()[0]), commands
+        # pytest takes an option that it does not know yet for a file if there is a space in it.
+        assert not (word.startswith("-") and str(clone.root) in word), commands
+
+
+def test_the_suite_finds_its_tests_in_a_path_with_spaces(clone: Clone) -> None:
+    for name in ("conformance", "docs"):
+        shutil.copytree(ROOT / name, clone.root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (command,) = (words for words in tox_commands(clone, "patched") if "pytest" in words)
+    collect = [sys.executable, *command[1:], "--numprocesses=0", "--collect-only", "-q", "-k", "test_surface"]
+    done = subprocess.run(collect, cwd=clone.root, capture_output=True, text=True)
+    assert re.search(r"\d+/\d+ tests collected", done.stdout), done.stdout + done.stderr
+
+
+def test_second_run_does_nothing_and_a_fresh_one_gives_the_same_commit(clone: Clone) -> None:
+    clone.apply()
+    first = clone.git("rev-parse", "HEAD")
+    before = clone.state()
+    assert "already applied" in clone.apply()
+    assert clone.state() == before
+    shutil.rmtree(clone.checkout)
+    clone.apply()
+    assert clone.git("rev-parse", "HEAD") == first
+
+
+def test_user_configuration_does_not_change_the_commit(clone: Clone, tmp_path: Path) -> None:
+    clone.apply()
+    first = clone.git("rev-parse", "HEAD")
+    shutil.rmtree(clone.checkout)
+    config = tmp_path / "gitconfig"
+    config.write_text("[user]\nname = x\nemail = x@example.org\n[core]\nautocrlf = true\n[commit]\ngpgsign = true\n")
+    done = clone.run("apply.sh", "--no-install", GIT_CONFIG_GLOBAL=str(config), GIT_AUTHOR_NAME="y", TZ="Asia/Tokyo")
+    assert done.returncode == 0, done.stderr
+    assert clone.git("rev-parse", "HEAD") == first
+
+
+@pytest.mark.parametrize("release", [release for release in RELEASES if release != RELEASE])
+def test_the_series_applies_to_each_release(clone: Clone, release: str) -> None:
+    if not (clone.root / "vendor" / "sdist" / f"mlx_lm-{release}.tar.gz").exists():
+        done = clone.run("apply.sh", "--no-install", "--release", release)
+        assert done.returncode == 0, done.stderr
+    else:
+        clone.apply("--release", release)
+    assert (clone.root / "vendor" / f"mlx-lm-{release}" / "mlx_lm" / "draft" / "loop.py").exists()
+
+
+def test_another_form_of_a_patch_for_a_release(clone: Clone) -> None:
+    release, checkout = ("--release", "0.32.0"), clone.root / "vendor" / "mlx-lm-0.32.0"
+    folder, draft = clone.root / "patches" / "0.32.0", checkout / "mlx_lm" / "draft" / "loop.py"
+    clone.apply(*release)
+    assert "unchanged" in clone.run("export.sh", *release).stdout
+    before, last = {path.name for path in folder.glob("*.patch")}, sorted(clone.patches())[-1]
+    assert last not in before
+    draft.write_text(draft.read_text() + "# mine\n")
+    git(checkout, "commit", "--all", "--amend", "--no-edit")
+    assert "export.sh --release 0.32.0" in clone.refused("apply.sh", "--no-install", *release)
+    assert f"patches/0.32.0/ is not what the checkout exports: {last}" in clone.refused(
+        "export.sh", "--check", *release
+    )
+    assert "1 changed" in clone.run("export.sh", *release).stdout
+    assert {path.name for path in folder.glob("*.patch")} == before | {last}
+    clone.apply(*release)
+    assert draft.read_text().endswith("# mine\n")
+    # What patches/ makes too is no other form.
+    draft.write_text(draft.read_text().removesuffix("# mine\n"))
+    git(checkout, "commit", "--all", "--amend", "--no-edit")
+    assert clone.run("export.sh", *release).returncode == 0
+    assert {path.name for path in folder.glob("*.patch")} == before
+
+
+def test_a_release_has_no_patch_of_its_own(clone: Clone) -> None:
+    clone.apply("--release", "0.32.1")
+    checkout = clone.root / "vendor" / "mlx-lm-0.32.1"
+    git(checkout, "commit", "--allow-empty", "--message", "mine")
+    assert "no patches of its own" in clone.refused("export.sh", "--release", "0.32.1")
+
+
+def test_until(clone: Clone) -> None:
+    clone.apply("--until", "2")
+    assert not (clone.checkout / "mlx_lm" / "draft" / "loop.py").exists()
+    assert len(clone.git("log", "--oneline").splitlines()) == 3
+    assert "2 commits" in clone.refused("export.sh")
+    clone.apply()
+    assert (clone.checkout / "mlx_lm" / "draft" / "loop.py").exists()
+    assert "--until 99" in clone.refused("apply.sh", "--until", "99", "--no-install")
+
+
+def test_killed_at_any_point_leaves_nothing_half_patched(clone: Clone) -> None:
+    whole = len(clone.patches()) + 1
+    for delay in (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0, 1.3):
+        command = [str(clone.root / "scripts" / "apply.sh"), "--no-install"]
+        process = subprocess.Popen(
+            command, env=clone.env({}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if clone.checkout.exists():
+            assert len(clone.git("log", "--oneline").splitlines()) == whole
+            assert clone.git("status", "--porcelain") == ""
+            shutil.rmtree(clone.checkout)
+    clone.apply()
+    assert len(clone.git("log", "--oneline").splitlines()) == whole
+    assert not list((clone.root / "vendor").glob(".tmp-*"))
+
+
+def test_damaged_sdist(clone: Clone) -> None:
+    sdist = clone.root / "vendor" / "sdist" / f"mlx_lm-{RELEASE}.tar.gz"
+    sdist.write_bytes(sdist.read_bytes()[:-100])
+    message = clone.refused("apply.sh", "--no-install")
+    assert "sha256" in message
+    assert "delete it" in message
+
+
+def test_wrong_hash_in_the_pin(clone: Clone) -> None:
+    pin = clone.root / "vendor" / "releases.toml"
+    pin.write_text(pin.read_text().replace("1af8a92f", "00000000"))
+    assert "sha256" in clone.refused("apply.sh", "--no-install")
+    shutil.rmtree(clone.root / "vendor" / "sdist")
+    assert "sha256 of vendor/releases.toml" in clone.refused("apply.sh", "--no-install")
+
+
+def test_no_network(clone: Clone) -> None:
+    shutil.rmtree(clone.root / "vendor" / "sdist")
+    message = clone.refused("apply.sh", "--no-install", PIP_NO_INDEX="1")
+    assert "is the network there?" in message
+    assert "ERROR" not in message
+    assert len(message.splitlines()) == 1
+
+
+def test_no_network_when_it_is_built(clone: Clone) -> None:
+    clone.apply("--until", "0")
+    message = clone.refused("apply.sh", "--until", "0", PIP_NO_INDEX="1")
+    assert "is the network there?" in message
+    assert len(message.splitlines()) == 1
+
+
+def test_unknown_release(clone: Clone) -> None:
+    assert "0.1.0 is not pinned" in clone.refused("apply.sh", "--release", "0.1.0")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has one mlx")
+def test_unknown_extra(clone: Clone) -> None:
+    assert "cpu, cuda12 or cuda13" in clone.refused("apply.sh", MLX_EXTRA="rocm")
+
+
+def test_a_patch_that_does_not_apply(clone: Clone) -> None:
+    patch = sorted((clone.root / "patches").glob("0003*.patch"))[0]
+    before, cache = re.split(r"(?m)^(?=diff --git a/mlx_lm/models/cache.py)", patch.read_text())
+    patch.write_text(before + re.sub(r"(?m)^( +\w.*)$", r"\1  # another context", cache, count=1))
+    message = clone.refused("apply.sh", "--no-install")
+    assert f"{patch.name} does not apply to mlx-lm {RELEASE}" in message
+    assert "mlx_lm/models/cache.py: hunk 1 of " in message
+    assert "--until 2" in message
+
+
+def test_commits_that_are_not_in_patches_are_kept(clone: Clone) -> None:
+    clone.apply()
+    clone.commit_line("mine")
+    mine = clone.git("rev-parse", "HEAD")
+    assert "scripts/export.sh" in clone.refused("apply.sh", "--no-install")
+    assert clone.git("rev-parse", "HEAD") == mine
+    assert clone.run("export.sh", "--check").returncode == 1
+    assert clone.run("export.sh").returncode == 0
+    assert any(b"# mine" in patch for patch in clone.patches().values())
+    clone.apply()
+    assert "# mine" in (clone.checkout / "mlx_lm" / "draft" / "loop.py").read_text()
+
+
+def test_uncommitted_changes_and_branches_are_kept(clone: Clone) -> None:
+    clone.apply("--until", "2")
+    clone.git("branch", "other")
+    assert "other" in clone.refused("apply.sh", "--no-install")
+    clone.git("branch", "--delete", "--force", "other")
+    (clone.checkout / "LICENSE").write_text("mine")
+    assert "LICENSE" in clone.refused("apply.sh", "--no-install")
+    assert "uncommitted" in clone.refused("export.sh")
+
+
+@pytest.mark.parametrize(
+    "script", ["apply.sh", "export.sh", "check.sh", "judge.sh", "port.sh", "report.sh", "review.sh"]
+)
+def test_help(clone: Clone, script: str) -> None:
+    if script == "judge.sh":
+        # It compares without the environments that it makes.
+        shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
+    done = clone.run(script, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"scripts/{script}" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("abc",), ("--bogus",), ("6", "7")], ids=str)
+def test_what_is_no_patch_is_not_reviewed(clone: Clone, arguments: tuple[str, ...]) -> None:
+    done = clone.run("review.sh", *arguments)
+    assert done.returncode == 2
+    assert "usage: scripts/review.sh" in done.stderr

@@ -1,0 +1,265 @@
+"""The series as a reviewer sees it: documented, tested, each patch needed.
+
+What runs each patch alone takes minutes and says nothing of what is installed: tox -e series
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from conformance import ROOT
+from conformance.series.change import FAILURES, of_patch, with_and_without
+from conformance.series.patches import PATCHES
+from conformance.series.review import own_tests
+from conformance.series.trees import run_tests
+
+pytestmark = pytest.mark.patched_source
+# More of them, and one series no longer serves all releases.
+# Five are for the drafting; 0010 refuses what later releases refuse themselves.
+MAX_VARIANTS = 6
+HEADINGS = ["Fixes", "Primitives", "Drafting", "Wiring"]
+COLUMNS = ["Patch", "What it does", "Why", "Tests", "Can be dropped when"]
+# Lines of code that are added, tests not counted: more is not read. Some 850 are those of batches, 510 of drafts that
+# follow an edit, 390 of what people asked of the commands and the server; below 3,300 without them would be better.
+MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5400, 60, 350
+# The field has other words for these: accept, verify, trim, block, length, cost, shorten.
+OTHER_WORDS = re.compile(
+    r"\b(settl(?:e[sd]?|ing)|redo(?:es|ne|ing)?|push(?:e[sd]|ing)?|rooms?|charg(?:e[sd]?|ing)|rewind(?:s|ing)?|rewound"
+    r"|turn(?:s|ed|ing)?(?: \w+)? down)\b"
+)
+
+
+def tables(readme: str) -> dict[str, list[list[str]]]:
+    """The cells of patches/README.md: a table below each heading that has one."""
+    found = {}
+    for section in readme.split("\n## ")[1:]:
+        lines = [line for line in section.splitlines() if line[:1] == "|"]
+        if lines:
+            found[section.splitlines()[0]] = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return found
+
+
+def rows(readme: str) -> dict[str, dict[str, str]]:
+    """The tables of patches/README.md by patch."""
+    found = [cells for lines in tables(readme).values() for cells in lines[2:]]
+    return {cells[0]: dict(zip(COLUMNS, cells, strict=True)) for cells in found}
+
+
+def complaints(patches: dict[str, str], readme: str) -> list[str]:
+    """What is missing in the documentation of a series; nothing if it is complete."""
+    headings = tables(readme)
+    if list(headings) != HEADINGS:
+        return [f"the tables stand below {', '.join(headings)}"]
+    if wrong := [heading for heading, lines in headings.items() if lines[0] != COLUMNS]:
+        return [f"{heading} has other columns" for heading in wrong]
+    table = rows(readme)
+    found = [f"{name} has no patch" for name in table if name not in patches]
+    if not found and list(table) != sorted(table):
+        found.append("the rows are not in the order of the patches")
+    for name, patch in patches.items():
+        row = table.get(name)
+        if row is None:
+            found.append(f"{name} has no row in patches/README.md")
+            continue
+        found += [f"{name}: '{column}' is empty" for column in COLUMNS if not row[column]]
+        tests = own_tests(patch)
+        if not tests:
+            found.append(f"{name} carries no test")
+        found += [f"{name}: {test} is not in its row" for test in tests if test not in row["Tests"]]
+    return found
+
+
+def series() -> dict[str, str]:
+    return {path.stem: path.read_text() for path in PATCHES}
+
+
+def test_every_patch_has_a_row_a_reason_and_a_test() -> None:
+    assert complaints(series(), (ROOT / "patches" / "README.md").read_text()) == []
+
+
+def subject(patch: str) -> str:
+    return patch.split("\nSubject: ", 1)[1].split("\ndiff --git ", 1)[0]
+
+
+def wrong_variants(variants: dict[str, dict[str, str]], patches: dict[str, str]) -> list[str]:
+    """Patches that a release has in another form, if they are too many or none of the series."""
+    found = [f"{release} has {len(own)} variants" for release, own in variants.items() if len(own) > MAX_VARIANTS]
+    for release, own in variants.items():
+        for name, patch in own.items():
+            if name not in patches:
+                found.append(f"{release}/{name} is a variant of no patch")
+            elif subject(patch) != subject(patches[name]):
+                found.append(f"{release}/{name} says something else than its patch")
+    return found
+
+
+def test_variants_are_few_and_of_patches() -> None:
+    folders = [path for path in (ROOT / "patches").iterdir() if path.is_dir()]
+    variants = {folder.name: {path.stem: path.read_text() for path in folder.iterdir()} for folder in folders}
+    known = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())["releases"]
+    assert set(variants) <= set(known)
+    assert wrong_variants(variants, series()) == []
+    name, patch = next(iter(series().items()))
+    assert wrong_variants({"1": {"0000-none": patch}}, series()) == ["1/0000-none is a variant of no patch"]
+    other = patch.replace("\nSubject: ", "\nSubject: Not ")
+    assert wrong_variants({"1": {name: other}}, series()) == [f"1/{name} says something else than its patch"]
+    assert wrong_variants({"1": series()}, series()) == [f"1 has {len(PATCHES)} variants"]
+
+
+def added(patch: str) -> dict[str, list[str]]:
+    """The lines that a patch adds, by file."""
+    files = re.split(r"^diff --git .*\n", patch, flags=re.MULTILINE)[1:]
+    named = [(name[1], text) for text in files if (name := re.search(r"^\+\+\+ b/(.+)$", text, re.MULTILINE))]
+    return {name: re.findall(r"^\+(?!\+\+ b/)(.*)$", text, re.MULTILINE) for name, text in named}
+
+
+def sizes(patches: dict[str, str]) -> dict[str, int]:
+    """How many lines of code each patch adds, tests not counted."""
+    return {
+        name: sum(len(lines) for file, lines in added(patch).items() if re.match(r"(?!tests/).*\.py$", file))
+        for name, patch in patches.items()
+    }
+
+
+def too_large(lines: dict[str, int]) -> list[str]:
+    """What of a series nobody would read."""
+    found = [f"{name} adds {count} lines, {MAX_PATCH} at most" for name, count in lines.items() if count > MAX_PATCH]
+    if (middle := median(lines.values())) > MAX_MEDIAN:
+        found.append(f"the median patch adds {middle} lines, {MAX_MEDIAN} at most")
+    if (whole := sum(lines.values())) > MAX_LINES:
+        found.append(f"the series adds {whole} lines, {MAX_LINES} at most")
+    return found
+
+
+def other_words(patches: dict[str, str]) -> list[str]:
+    """Where the code that a series adds does not speak as the field does, in names, docstrings and comments."""
+    return [
+        f"{name}: {file}: {word[1]!r} in {line.strip()!r}"
+        for name, patch in patches.items()
+        for file, lines in added(patch).items()
+        if file.startswith("mlx_lm/")
+        for line in lines
+        # draft_room and draftRoom are words too.
+        for word in OTHER_WORDS.finditer(re.sub(r"_|(?<=[a-z])(?=[A-Z])", " ", line).lower())
+    ]
+
+
+def test_the_series_is_small() -> None:
+    lines = sizes(series())
+    assert too_large(lines) == [], lines
+
+
+def test_the_series_has_the_words_of_the_field() -> None:
+    assert other_words(series()) == []
+
+
+def fake_patch(file: str, *lines: str) -> str:
+    """A patch that adds lines to a file, next to one that is there and one that goes."""
+    hunk = [" self.push(room)", "-    settle = redo", *(f"+{line}" for line in lines)]
+    return "\n".join([f"diff --git a/{file} b/{file}", f"--- a/{file}", f"+++ b/{file}", "@@ -1,2 +1 @@", *hunk, ""])
+
+
+def test_a_series_that_is_too_large_is_found() -> None:
+    files = {"mlx_lm/a.py": 20, "tests/test_a.py": 400, "mlx_lm/SERVER.md": 400}
+    patch = "".join(fake_patch(file, *["    pass"] * count) for file, count in files.items())
+    assert sizes({"one": patch}) == {"one": 20}
+    assert too_large(dict.fromkeys("abc", 60)) == []
+    assert too_large({"a": 351, "b": 1, "c": 1}) == ["a adds 351 lines, 350 at most"]
+    assert too_large({"a": 61, "b": 1, "c": 200}) == ["the median patch adds 61 lines, 60 at most"]
+    many = MAX_LINES // MAX_MEDIAN + 1
+    said = f"the series adds {many * MAX_MEDIAN} lines, {MAX_LINES} at most"
+    assert too_large({str(n): MAX_MEDIAN for n in range(many)}) == [said]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("draft_room = 4", "room"),
+        ("class DraftRoom:", "room"),
+        ('"""Settles the block."""', "settles"),
+        ("# Drafting is turned down here.", "turned down"),
+        ("# It turns itself down.", "turns itself down"),
+        ("def redo(self):", "redo"),
+        ("self.push(token)", "push"),
+        ("MAX_CHARGE = 2", "charge"),
+        ("def can_rewind(self, n):", "rewind"),
+    ],
+)
+def test_a_word_that_is_not_the_fields_is_found(line: str, word: str) -> None:
+    assert other_words({"one": fake_patch("mlx_lm/a.py", "a = 1", line)}) == [
+        f"one: mlx_lm/a.py: {word!r} in {line!r}",
+    ]
+    for file, other in (("tests/test_a.py", line), ("mlx_lm/a.py", "headroom, discharge, showdown = 1, 2, 3")):
+        assert other_words({"one": fake_patch(file, other)}) == []
+
+
+def test_the_lint_finds_each_fault() -> None:
+    patches = {f"000{n}-Name": fake_patch("mlx_lm/a.py") + fake_patch(f"tests/test_{n}.py") for n in range(1, 5)}
+    head = "\n".join(f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---"] * 5))
+    row = [f"| {name} | what | why | tests/test_{n}.py | when |" for n, name in enumerate(patches, 1)]
+    readme = "".join(f"## {heading}\n\n{head}\n{row[n]}\n\n" for n, heading in enumerate(HEADINGS))
+    readme = f"# The series\n\n{readme}## Changing a patch\n"
+    assert complaints(patches, readme) == []
+
+    def complaint(old: str, new: str) -> str:
+        assert old in readme
+        (found,) = complaints(patches, readme.replace(old, new))
+        return found
+
+    assert complaint("## Drafting\n", "") == "the tables stand below Fixes, Primitives, Wiring"
+    assert complaint("## Fixes\n", "## Features\n") == "the tables stand below Features, Primitives, Drafting, Wiring"
+    assert complaint(f"Fixes\n\n{head}", f"Fixes\n\n{head.replace('Why', 'Status')}") == "Fixes has other columns"
+    assert complaint(row[1] + "\n", "") == "0002-Name has no row in patches/README.md"
+    assert complaint(row[1], f"{row[1]}\n{row[1].replace('0002', '0009')}") == "0009-Name has no patch"
+    assert complaint(f"{row[0]}\n", f"{row[1]}\n{row[0]}\n") == "the rows are not in the order of the patches"
+    assert complaint(row[2], row[2].replace("why", "")) == "0003-Name: 'Why' is empty"
+    assert complaint(row[2], row[2].replace("test_3", "test_9")) == "0003-Name: tests/test_3.py is not in its row"
+    untested = patches | {"0004-Name": fake_patch("mlx_lm/a.py")}
+    assert complaints(untested, readme) == ["0004-Name carries no test"]
+
+
+@pytest.mark.series
+@pytest.mark.parametrize("number", range(1, len(PATCHES) + 1), ids=[path.stem for path in PATCHES])
+def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: Path) -> None:
+    passed, failed = with_and_without(of_patch(number), tmp_path)
+    assert passed.returncode == 0, passed.said[-3000:]
+    assert failed.returncode in FAILURES, failed.said[-3000:]
+
+
+SUBTESTS = """
+import unittest
+class Test(unittest.TestCase):
+    def test_it(self):
+        for n in (1, 2):
+            with self.subTest(n=n):
+                self.fail(f"failure {n}")
+"""
+
+THREAD = """
+import threading
+def test_it():
+    threading.Thread(target=threading.Event().wait).start()
+    assert False
+"""
+
+
+def test_a_run_of_a_tree_says_what_happened(tmp_path: Path) -> None:
+    (tmp_path / "test_right.py").write_text("def test_it(): pass\n")
+    (tmp_path / "test_wrong.py").write_text(SUBTESTS)
+    (tmp_path / "test_missing.py").write_text("import no_such_module\n")
+    (tmp_path / "test_other_tree.py").write_text("import mlx_lm\ndef test_it(): pass\n")
+    assert run_tests(tmp_path, "test_right.py").returncode == 0
+    assert run_tests(tmp_path, "test_missing.py").returncode == 2
+    wrong = run_tests(tmp_path, "test_wrong.py")
+    assert wrong.returncode == 1
+    assert ("failure 1" in wrong.said, "failure 2" in wrong.said) == (True, False)
+    assert "failure 2" in run_tests(tmp_path, "test_wrong.py", to_the_end=True).said
+    (tmp_path / "test_thread.py").write_text(THREAD)
+    assert run_tests(tmp_path, "test_thread.py").returncode == 1
+    with pytest.raises(AssertionError, match="another mlx-lm"):
+        run_tests(tmp_path, "test_other_tree.py")

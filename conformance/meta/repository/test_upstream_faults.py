@@ -1,0 +1,112 @@
+"""Each reproduction in docs/upstream.md shows its fault on the stock release, and not where a patch repairs it:
+pytest conformance/meta/repository/test_upstream_faults.py
+
+A reproduction is a block of Python and the block of text that it prints. A block that prints something else, because
+the release has no such fault or because the reproduction is wrong, fails here. With the series, the blocks of the
+sections that name a patch have to print something else, so that this can fail.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance import FIXTURE, ROOT
+from conformance.series.patches import RELEASES, checkout, commits, unpack
+from conformance.series.trees import CONTEXT, OTHER_TREE, SETTINGS
+
+pytestmark = pytest.mark.patched_source
+DOCUMENT = ROOT / "docs" / "upstream.md"
+TIMEOUT = 120.0
+
+
+@dataclass
+class Reproduction:
+    title: str
+    repaired: bool
+    code: str
+    printed: str
+
+
+def parse(document: str) -> tuple[dict[str, str], list[Reproduction]]:
+    """The files that the reproductions import, by name, and the reproductions."""
+    files, found = {}, []
+    for section in re.split(r"^##+ ", document, flags=re.MULTILINE)[1:]:
+        title = section.split("\n", 1)[0]
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+        if blocks and blocks[0][1].startswith("# serve.py\n"):
+            files["serve.py"] = blocks.pop(0)[1]
+        kinds = [kind for kind, _ in blocks]
+        assert kinds in ([], ["python", "text"]), f"'{title}' has the blocks {kinds}"
+        if blocks:
+            repaired = re.search(r"\(\d{4}\)$", section.split("\n```", 1)[0].rstrip()) is not None
+            found.append(Reproduction(title, repaired, *(text for _, text in blocks)))
+    return files, found
+
+
+FILES, REPRODUCTIONS = parse(DOCUMENT.read_text())
+
+
+def run(tree: Path, folder: Path, code: str) -> str:
+    """What code prints in a process of its own, on the mlx-lm of a tree; what it says on stderr is left out."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    shutil.copytree(FIXTURE, folder / "conformance" / "fixture", dirs_exist_ok=True)
+    output, errors = folder / "output.txt", folder / "errors.txt"
+    process = CONTEXT.Process(target=_child, args=(tree, folder, code, output, errors))
+    process.start()
+    process.join(TIMEOUT)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    assert process.exitcode == 0, errors.read_text(errors="replace")[-3000:]
+    return output.read_text()
+
+
+def _child(tree: Path, folder: Path, code: str, output: Path, errors: Path) -> None:
+    for stream, path in enumerate((output, errors), start=1):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), stream)
+    if "mlx_lm" in sys.modules:
+        sys.exit(OTHER_TREE)
+    os.environ |= SETTINGS
+    # The reproductions share the tree: compile it once.
+    sys.dont_write_bytecode = False
+    os.chdir(folder)
+    sys.path[:0] = [str(folder), str(tree)]
+    exec(compile(code, "reproduction", "exec"), {"__name__": "__main__"})
+    sys.stdout.flush()
+    # Threads of a server may be left.
+    os._exit(0 if Path(str(sys.modules["mlx_lm"].__file__)).is_relative_to(tree) else OTHER_TREE)
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The release and the whole series."""
+    history = commits()
+    stock, patched = (unpack(commit, tmp_path_factory.mktemp("tree")) for commit in (history[0], history[-1]))
+    return stock, patched
+
+
+@pytest.mark.skipif(checkout().name.removeprefix("mlx-lm-") not in RELEASES, reason="the document is about others")
+@pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda r: r.title)
+def test_shows_its_fault(reproduction: Reproduction, trees: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run(trees[0], tmp_path, reproduction.code) == reproduction.printed
+
+
+@pytest.mark.parametrize("reproduction", [r for r in REPRODUCTIONS if r.repaired], ids=lambda r: r.title)
+def test_the_series_repairs_it(reproduction: Reproduction, trees: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run(trees[1], tmp_path, reproduction.code) != reproduction.printed
+
+
+def test_a_block_without_its_output_is_found() -> None:
+    section = "## A fault\nIt is wrong. (0001)\n\n```python\nprint(1)\n```\n"
+    with pytest.raises(AssertionError, match="'A fault' has the blocks"):
+        parse(section)
+    assert parse(section + "```text\n1\n```\n") == ({}, [Reproduction("A fault", True, "print(1)\n", "1\n")])

@@ -1,0 +1,141 @@
+"""A judgement names the contract of each planted fault and no other.
+
+Each tree has one fault and other names than the release has, so that only its adapter knows how it does a thing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import ROOT
+from conformance.judging.compare import BAD, differences
+from conformance.judging.plants import PLANTS, Plant, plant
+from conformance.series.patches import commits, unpack
+
+# One way to draft: the faults are not those of a way.
+ADAPTER = """
+import copy
+import mlx.core as mx
+from conformance.adapters import FIXTURE
+from mlx_lm.generate import guessing_steps
+from mlx_lm.models.cache import drop_tokens, make_prompt_cache, may_drop
+
+OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")
+"""
+ADAPTERS = {
+    "stock": """
+DRAFTERS = ("similar",)
+COMMANDS = {"generate": ["--helper", FIXTURE]}
+
+def decode(model, prompt, drafts, *, prompt_cache, **options):
+    helper = drafts.draft_model(model)
+    both = [*prompt_cache, *make_prompt_cache(helper)]
+    steps = guessing_steps(mx.array(prompt), model, helper, prompt_cache=both, num_draft_tokens=3, **options)
+    try:
+        yield from steps
+    finally:
+        steps.close()
+        prompt_cache[:] = both[: len(prompt_cache)]
+
+def snapshot(caches):
+    return copy.deepcopy(caches)
+
+def restore(caches, snapshot):
+    caches[:] = copy.deepcopy(snapshot)
+
+def can_trim(caches, n):
+    return may_drop(caches)
+
+def trim(caches, n):
+    return drop_tokens(caches, n)
+""",
+    "series": """
+from mlx_lm.models.cache import mark_caches, rewind_caches
+from conformance.testing.drafts.scripted import Scripted
+
+DRAFTERS = ("right in part",)
+COMMANDS = {"generate": ["--guess-with", "auto", "--disable-adaptive-gate"]}
+
+def decode(model, prompt, drafts, **options):
+    guesser = Scripted(drafts.right, max(drafts.right) + 1)
+    how = dict(guesser=guesser, num_draft_tokens=3, disable_adaptive_gate=True)
+    return guessing_steps(mx.array(prompt), model, **how, **options)
+
+def snapshot(caches):
+    return mark_caches(caches)
+
+def restore(caches, snapshot):
+    rewind_caches(caches, snapshot)
+
+def can_trim(caches, n):
+    return may_drop(caches, n)
+
+def trim(caches, n):
+    return drop_tokens(caches, n)
+""",
+}
+
+
+def judged(flavour: str, folder: Path, fault: Plant | None) -> dict[str, Any]:
+    """Make a tree and ask it everything."""
+    source = unpack(commits()[0 if flavour == "stock" else -1], folder / "source")
+    tree = plant(source, folder / "tree", fault)
+    adapter, out = folder / "other_names.py", folder / "out.json"
+    adapter.write_text(ADAPTER + ADAPTERS[flavour])
+    command = [sys.executable, "-m", "conformance.judging", "--adapter", str(adapter), "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tree)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(out.read_text())
+    assert found["file"] == str(tree / "mlx_lm")
+    return found
+
+
+@pytest.fixture
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The tree without a fault, asked once by all processes of the tests."""
+    flavour: str = request.getfixturevalue("flavour")
+    shared = tmp_path_factory.getbasetemp().parent / f"judged-{flavour}"
+    shared.mkdir(exist_ok=True)
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "base.json").exists():
+            folder = tmp_path_factory.mktemp("base")
+            (shared / "base.json").write_text(json.dumps(judged(flavour, folder, None)))
+    return dict(json.loads((shared / "base.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("flavour", "fault"),
+    [pytest.param(flavour, one, id=f"{flavour}-{one.name}") for flavour, some in PLANTS.items() for one in some],
+)
+def test_a_planted_tree_is_found(flavour: str, fault: Plant, base: dict[str, Any], tmp_path: Path) -> None:
+    tree = judged(flavour, tmp_path, fault)
+    groups = [group for group in differences(base["cases"], tree["cases"]) if group.kind in BAD]
+    assert {group.contract for group in groups} == {fault.contract}, [(g.contract, g.example, g.said) for g in groups]
+    for group in groups:
+        if group.lines and fault.contract not in IN_A_SHELL:
+            right, wrong = (said_by(group.lines, one["file"], tmp_path) for one in (base, tree))
+            assert right != wrong, group.lines
+
+
+# The lines of these are commands for a shell.
+IN_A_SHELL = ("C6 options", "C3 server prefixes")
+
+
+def said_by(lines: str, package: str, folder: Path) -> str:
+    """What the lines of a reproduction print with a tree, without the suite."""
+    file = folder / "lines.py"
+    file.write_text(lines)
+    env = os.environ | {"PYTHONPATH": str(Path(package).parent), "MLX_DISABLE_COMPILE": "1"}
+    done = subprocess.run([sys.executable, file], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    return done.stdout

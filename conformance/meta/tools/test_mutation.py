@@ -1,0 +1,64 @@
+"""The mutation profile draws the same sample each time and names what survives."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from conformance import ROOT
+from conformance.mutation.__main__ import CAUGHT, REASONS, SHARDS, SUITE, SURVIVED, Mutant, drawn, own_tests, report
+
+DIFF = "--- mutation diff ---\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n context\n-    n = 1\n+    n = 2\n"
+
+
+def mutants(caught: int, survived: int) -> list[Mutant]:
+    return [Mutant("x.py", 1, "core/NumberReplacer", DIFF, CAUGHT)] * caught + [
+        Mutant("x.py", 7, "core/NumberReplacer", DIFF, SURVIVED)
+    ] * survived
+
+
+@pytest.mark.parametrize(
+    ("caught", "survived", "reasons", "code"),
+    [
+        (10, 0, {}, 0),
+        (9, 1, {"n = 1 -> n = 2": "It is never read."}, 0),
+        (9, 1, {}, 1),
+        (8, 2, {"n = 1 -> n = 2": "It is never read."}, 1),
+        (0, 0, {}, 1),
+    ],
+)
+def test_what_survives_has_a_reason_and_is_little(
+    caught: int, survived: int, reasons: dict[str, str], code: int
+) -> None:
+    said, lines = report(mutants(caught, survived), reasons)
+    assert said == code
+    assert lines[0].startswith(f"{caught} of {caught + survived} mutants are caught")
+    assert ("NO REASON" in "\n".join(lines)) == (survived > 0 and not reasons)
+
+
+def test_a_seed_draws_one_sample_for_all_shards() -> None:
+    jobs = [f"file:{i}" for i in range(100)]
+    shards = [drawn(reversed(jobs), 21, 7, shard) for shard in range(SHARDS)]
+    assert shards == [drawn(jobs, 21, 7, shard) for shard in range(SHARDS)]
+    assert sum(map(len, shards)) == len(set().union(*shards)) == 21
+    assert drawn(jobs, 21, 8, 0) != shards[0]
+    assert len(set().union(*(drawn(jobs[:5], 21, 7, shard) for shard in range(SHARDS)))) == 5
+
+
+def test_the_tests_of_a_module_come_first(tmp_path: Path) -> None:
+    for name in ("test_draft_planner.py", "test_draft_verify.py", "test_cache_trim.py", "test_other.py"):
+        (tmp_path / name).write_text("from mlx_lm.draft.verify import BlockVerifier" if name < "test_d" else "")
+    assert own_tests("mlx_lm/draft/verify.py", tmp_path) == [
+        "test_draft_verify.py",
+        "test_cache_trim.py",
+        "test_draft_planner.py",
+    ]
+
+
+def test_what_it_runs_is_there_and_each_reason_is_a_sentence() -> None:
+    assert all((ROOT / "conformance" / f"test_{name}.py").exists() for name in SUITE)
+    if REASONS.exists():
+        reasons = tomllib.loads(REASONS.read_text())["reasons"]
+        assert all(" -> " in change and reason.endswith(".") for change, reason in reasons.items())

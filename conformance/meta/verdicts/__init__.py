@@ -1,0 +1,1 @@
+"""Near ties and faults are told apart."""

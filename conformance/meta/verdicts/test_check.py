@@ -1,0 +1,267 @@
+"""The commands answer what their exit codes say, for a user's model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from conformance import FIXTURE
+from conformance.__main__ import DRAFT_TYPES, main
+from conformance.check import check, probe
+from conformance.check.prompts import Unusable, built_in, encode, from_file
+from conformance.testing.faults.models import OfAnotherKernel, trim_and_swap_the_last_rows, trim_one_short
+from conformance.testing.models.families import model_of
+from conformance.testing.models.layers import tapped
+from conformance.testing.texts.workloads import RECORD_CHARS
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+TOKENS = 32
+PROSE = "Write prose.\nThe object keeps"
+PROMPT = "Change `total` to `count`.\n```\ntotal = 0\nfor name, amount in rows:\n    total += amount\nprint(total)\n```"
+
+
+class Unsteady(OfAnotherKernel):
+    """A model that is off by something else each time, single tokens too."""
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        return self.model(inputs, cache=cache) + self.bound * self.noise((self.vocabulary,))
+
+    vocabulary = 1024
+
+
+class WithoutLayers:
+    """A model whose layers cannot be had."""
+
+    def __init__(self, model: Any) -> None:
+        self.call, self.make_cache = model, lambda: [KVCache() for _ in model.layers]
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        logits: mx.array = self.call(inputs, cache=cache)
+        return logits
+
+
+class OneLayerOff(OfAnotherKernel):
+    """Off inside the third layer only, wherever a block is fed."""
+
+    def __init__(self, model: Any, share: float) -> None:
+        super().__init__(model)
+        self.part, self.off = SimpleNamespace(layers=[model.layers[2].mlp]), share
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        self.share = self.off
+        self.seed(inputs)
+        with tapped(self.part, self.tap) if inputs.shape[1] > 1 else nullcontext():
+            logits: mx.array = self.model(inputs, cache=cache)
+        return logits
+
+
+@pytest.fixture
+def asked(
+    fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, dict[str, Any]]]:
+    """Run a command on a model that stands for the user's: exit code, text and JSON."""
+
+    def ask(command: str, wrap: Callable[[Any], Any] = lambda model: model, *options: str, text: str = PROMPT) -> Any:
+        model, tokenizer = fixture
+        monkeypatch.setattr(mlx_lm, "load", lambda _: (wrap(model), tokenizer))
+        monkeypatch.setattr(probe, "QUICK", (1, 2, 5, 8))
+        monkeypatch.setattr(probe, "CONTEXTS", (16, 64))
+        prompts, out = tmp_path / "prompts", tmp_path / "out.json"
+        prompts.write_text(json.dumps(text), "utf-8")
+        named = ("--prompts", str(prompts), "--max-tokens", str(TOKENS), "--ungated") if command == "check" else ()
+        code = main([command, "--model", "theirs", *named, "--json", str(out), *options])
+        found = json.loads(out.read_text("utf-8"))
+        assert found["exit"] == code
+        return code, capsys.readouterr().out, found
+
+    return ask
+
+
+def test_exact(asked: Any) -> None:
+    code, text, found = asked("check")
+    assert code == 0
+    assert "9 of 9 have the same tokens, bit for bit" in text
+    assert text.endswith(check.ADVICE[0] + "\n")
+    for prompt in found["prompts"]:
+        assert (prompt["equal"], prompt["pairs"], prompt["verdict"]) == (9, 9, "exact")
+        assert set(prompt["verdicts"]) == {"drafted 1", "drafted 2", "drafted 3", "every depth"}
+        right, tried = zip(*prompt["acceptance"], strict=True)
+        assert 0 < sum(right) <= sum(tried)
+        assert list(tried) == sorted(tried, reverse=True)
+
+
+def test_near_ties(asked: Any) -> None:
+    code, text, found = asked("check", lambda model: OfAnotherKernel(model, 4.0), text=PROSE)
+    assert code == 1
+    assert "near tie at token" in text
+    assert "FAULT" not in text
+    ties = [tie for p in found["prompts"] for v in p["verdicts"].values() for tie in v["near_ties"]]
+    assert ties
+    assert all(tie["single"] != tie["drafted"] and tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
+
+
+# What a margin is enough for: half of a number, and some steps of the type of the logits.
+@pytest.mark.parametrize(("margin", "off"), [("8", 4.0), ("auto", 0.01)])
+def test_a_margin_makes_them_exact(asked: Any, margin: str, off: float) -> None:
+    code, _, found = asked("check", lambda model: OfAnotherKernel(model, off), "--draft-margin", margin, text=PROSE)
+    assert code == 0
+    assert all(prompt["equal"] == 9 for prompt in found["prompts"])
+
+
+@pytest.mark.parametrize("fault", [trim_one_short, trim_and_swap_the_last_rows])
+@pytest.mark.parametrize("off", [0.0, 0.05])
+def test_a_fault(asked: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, off: float) -> None:
+    monkeypatch.setattr(KVCache, "trim", fault)
+    code, text, found = asked("check", lambda model: OfAnotherKernel(model, off))
+    assert code == 2
+    assert "FAULT at token" in text
+    assert text.endswith(check.ADVICE[2] + "\n")
+    assert {prompt["verdict"] for prompt in found["prompts"]} == {"fault"}
+
+
+def test_a_rollback_that_raises_is_a_fault(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(cache: KVCache, n: int) -> int:
+        raise RuntimeError("no rows are left\nin the cache")
+
+    monkeypatch.setattr(KVCache, "trim", refuse)
+    code, text, found = asked("check")
+    assert code == 2
+    assert "FAULT at token 0: drafting raises RuntimeError: no rows are left, and plain decoding does not" in text
+    assert "Traceback" not in text
+    assert {prompt["verdict"] for prompt in found["prompts"]} == {"fault"}
+
+
+def test_a_model_that_the_device_cannot_run_gets_a_sentence(
+    fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = deepcopy(model_of("qwen3_next").model)
+    model.set_dtype(mx.bfloat16)
+    monkeypatch.setattr(mlx_lm, "load", lambda _: (model, fixture[1]))
+    monkeypatch.setattr("conformance.check.check.encode", lambda *_: (1, 2, 3))
+    assert main(["check", "--model", "of experts in bf16"]) == 3
+    said = capsys.readouterr().err
+    assert "Plain decoding fails, with nothing drafted: RuntimeError: [GatherMM" in said
+    assert "does not run on this device as it is" in said
+
+
+def test_a_model_that_does_not_repeat_itself(asked: Any) -> None:
+    code, text, found = asked("check", lambda model: Unsteady(model, 2.0), text=PROSE)
+    assert code == 1
+    assert "two plain runs differ at token" in text
+    assert check.UNSTEADY in text
+    assert "FAULT" not in text
+    assert any(prompt["plain_differ"] for prompt in found["prompts"])
+
+
+def test_probe_of_a_model_whose_blocks_are_identical(asked: Any) -> None:
+    code, text, found = asked("probe", lambda model: model, "--quick")
+    assert code == 0
+    assert "identical: a block of up to 8 tokens" in text
+    assert [row["length"] for row in found["rows"]] == list(probe.QUICK)
+    layers = dict.fromkeys([*(f"layer {i}" for i in range(4)), probe.HEAD], 0.0)
+    assert all((row["noise"], row["layers"]) == (0, layers) for row in found["rows"])
+    assert found["recommended"]["draft_margin"] == 0
+
+
+def test_probe_names_the_layer_that_is_off(asked: Any) -> None:
+    _, _, found = asked("probe", lambda model: OneLayerOff(model, 0.01), "--quick")
+    for row in found["rows"]:
+        off = {name for name, value in row["layers"].items() if value}
+        assert off == ({"layer 2"} if row["length"] > 1 else set())
+        assert (row["noise"] > 0) == (row["length"] > 1)
+    assert found["recommended"]["without_margin"] == 0
+    assert found["recommended"]["draft_margin"] > 0
+
+
+def test_probe_of_a_model_whose_layers_cannot_be_had(asked: Any) -> None:
+    _, text, found = asked("probe", WithoutLayers, "--quick")
+    assert all(row["layers"] == {} and row["noise"] == 0 for row in found["rows"])
+    assert "not known" in text
+
+
+def test_the_recommendation() -> None:
+    cheap = [probe.Row(n, noise=0.01 * (n > 4), cost=1.0 if n <= 8 else 9.0) for n in range(1, 17)]
+    assert probe.recommend(cheap) == probe.Recommended(7, 0.04, 3)
+    dear = [probe.Row(n, cost=float(n)) for n in range(1, 17)]
+    assert probe.recommend(dear) == probe.Recommended(1, 0.0, 15)
+
+
+def test_the_prompts_are_the_same_everywhere(fixture: tuple[Any, Any]) -> None:
+    lengths = {name: len(encode(fixture[1], messages)) for name, messages in built_in().items()}
+    assert list(lengths) == [f"{one}, {size}" for one in ("passage", "code", "json_rag") for size in ("short", "long")]
+    assert all(2 * lengths[f"{one}, short"] < lengths[f"{one}, long"] for one in ("passage", "code", "json_rag"))
+    assert built_in() == built_in()
+    assert built_in()["json_rag, long"][-1]["content"].count('"id"') == 2400 // RECORD_CHARS
+
+
+def test_a_file_of_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text('\ufeff"a\\nb"\n\nplain\ftext\n"Hello," she said.\n7\n', "utf-8")
+    told = [messages[0]["content"] for messages in from_file(file).values()]
+    assert told == ["a\nb", "plain\ftext", '"Hello," she said.', "7"]
+    for unusable in (b"\n", b"\xff\xfe"):
+        file.write_bytes(unusable)
+        with pytest.raises(Unusable, match=str(file)):
+            from_file(file)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_what_cannot_be_run_is_no_answer() -> None:
+    assert run("-m", "conformance", "check").returncode == 3
+    for model, option, value in (
+        (FIXTURE, "--prompts", "/nowhere"),
+        (FIXTURE, "--json", "/nowhere/out.json"),
+        (FIXTURE, "--max-tokens", "0"),
+        (FIXTURE, "--draft-type", "sufix"),
+        (FIXTURE, "--draft-margin", "nan"),
+        ("/nowhere", "--max-tokens", "8"),
+    ):
+        done = run("-m", "conformance", "check", "--model", str(model), option, value)
+        assert done.returncode == 3
+        assert value in done.stderr or str(model) in done.stderr
+        assert "Traceback" not in done.stderr
+    assert set(DRAFT_TYPES) == set(mlx_lm.draft.options.DRAFT_TYPES)
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(FIXTURE / name, tmp_path)
+    for command in ("check", "probe"):
+        done = run("-m", "conformance", command, "--model", str(tmp_path))
+        assert done.returncode == 3
+        assert "there is no tokenizer in it" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_from_another_folder(tmp_path: Path) -> None:
+    """Who has only the wheel needs the files of this repository, not to be in it."""
+    (tmp_path / "prompts").write_text("Hello.")
+    options = ["--prompts", "prompts", "--max-tokens", "4"]
+    command = [sys.executable, "-m", "conformance", "check", "--model", str(FIXTURE), *options]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(FIXTURE.parents[1]), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_test_framework_is_in_the_way() -> None:
+    names = "conformance.__main__ conformance.check.check conformance.check.probe".split()
+    code = f"import sys, {', '.join(names)}; print([n for n in ('pytest', 'hypothesis') if n in sys.modules])"
+    assert run("-c", code).stdout == "[]\n"

@@ -1,0 +1,174 @@
+"""A near tie is never called a fault, and a fault never a near tie.
+
+Hundreds of each are planted, on devices that are a little off wherever a block is fed and on ones that are not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+from mlx_lm.models.cache import QuantizedKVCache
+
+from conformance.check.decoding import Drafting, Run, Task, drafted, plain
+from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
+from conformance.testing.drafts.scripted import Scripted
+from conformance.testing.faults.models import FAULTS, OfAnotherKernel
+from conformance.testing.models.families import GENERATE, VOCAB, model_of, mutant
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+KINDS = {"llama": "kv", "gemma3_text": "window", "mamba": "recurrent", "lfm2": "recurrent"}
+# Its layers choose experts, a choice that has near ties of its own.
+KINDS["qwen3_next"] = "recurrent"
+SEEDS = range(3)
+# How far off the logits of blocks are, and as a share what their layers compute. Log probabilities are of order 10.
+NONE, LOGITS, LAYERS = (0.0, 0.0), (0.02, 0.0), (0.0, 0.01)
+DEVICES = {"row-identical": NONE, "logits": LOGITS, "layers": LAYERS}
+# Off by so much that most runs meet a near tie.
+ROUGH = {"logits": (0.6, 0.0), "both": (0.4, 0.01)}
+LEAST = 40
+# Numbers of 8 bits of precision, weights and keys of few bits: as models are run.
+PRECISIONS = {"gemma3_text, bf16": "window", "qwen3_next, 4 bit": "recurrent", "llama, kv 8 bit": "quantized"}
+PLANTED = [(family, *fault) for family, kind in (KINDS | PRECISIONS).items() for fault in FAULTS[kind]]
+
+
+def task_of(seed: int) -> Task:
+    rng = random.Random(seed)
+    return Task(tuple(rng.randrange(VOCAB) for _ in range(21)), 24)
+
+
+@cache
+def start(family: str, off: tuple[float, float], seed: int) -> tuple[Any, Run]:
+    model = OfAnotherKernel(precise(family), *off)
+    return model, plain(model, task_of(seed))
+
+
+@cache
+def precise(family: str) -> Any:
+    """The model of a family, in the precision that its name ends with."""
+    name, _, precision = family.partition(", ")
+    if not precision:
+        return model_of(name).model
+    model = deepcopy(model_of(name).model)
+    if precision == "bf16":
+        model.set_dtype(mx.bfloat16)
+    elif precision == "4 bit":
+        nn.quantize(model, group_size=32, bits=4, class_predicate=lambda _, part: quantizable(part))
+    else:
+        model.make_cache = lambda: [QuantizedKVCache(group_size=32, bits=8) for _ in model.layers]
+    mx.eval(model.parameters())
+    return model
+
+
+def quantizable(part: Any) -> bool:
+    return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
+
+
+def verdict(family: str, off: tuple[float, float], seed: int, fault: Any = None, margin: float = 0.0) -> Verdict:
+    """Of a run whose drafts are wrong at each place in turn, with a fault in place while it decodes."""
+    task, (model, right) = task_of(seed), start(family, off, seed)
+    script = Scripted([*task.prompt, *right.tokens], VOCAB)
+    with patch.object(*fault) if fault else nullcontext():
+        run = drafted(model, task, Drafting(num_draft_tokens=3, margin=margin), script)
+    return judge(model, task, run, right)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("family", "owner", "name", "fault"), PLANTED)
+def test_a_fault_is_no_near_tie(family: str, device: str, owner: Any, name: str, fault: Callable[..., Any]) -> None:
+    found = [verdict(family, DEVICES[device], seed, (owner, name, fault)) for seed in SEEDS]
+    assert [one.kind for one in found] == [FAULT] * len(SEEDS)
+    assert all(one.why and one.position is not None and one.ratio > TIMES for one in found)
+
+
+def test_the_faults_are_many() -> None:
+    assert (len(PLANTED) + len(LOOP_FAULTS)) * len(DEVICES) * len(SEEDS) >= 200
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_near_tie_is_no_fault(family: str) -> None:
+    found: list[Verdict] = []
+    seed = 0
+    while sum(len(one.near_ties) for one in found) < LEAST:
+        found += [verdict(family, off, seed) for off in ROUGH.values()]
+        seed += 1
+        assert seed < 40, "hardly a near tie is met"
+    assert {one.kind for one in found} <= {NEAR_TIE, EXACT}
+    for tie in (tie for one in found for tie in one.near_ties):
+        # Each candidate led where it was chosen, and the noise is enough for both.
+        assert min(tie.single_lead, tie.drafted_lead) >= 0
+        assert tie.single_lead + tie.drafted_lead <= 2 * TIMES * tie.noise
+
+
+def test_the_near_ties_are_many() -> None:
+    assert LEAST * len(KINDS) >= 200
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_is_found_where_nothing_is_planted(family: str, device: str) -> None:
+    found = [verdict(family, DEVICES[device], seed) for seed in SEEDS]
+    assert {one.kind for one in found} <= ({EXACT} if device == "row-identical" else {EXACT, NEAR_TIE})
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_margin_leaves_no_near_tie(family: str) -> None:
+    assert [verdict(family, (0.2, 0.0), seed, margin=0.4).kind for seed in SEEDS] == [EXACT] * len(SEEDS)
+
+
+LOOP_FAULTS = {
+    "every draft is right": ("draft[n_accepted : n_accepted + 1] == [token]", "n_accepted < len(draft)"),
+    "a row too early": (
+        "logits - mx.logsumexp(logits, axis=-1, keepdims=True)",
+        "(logits := mx.concatenate([logits[:1], logits[:-1]])) - mx.logsumexp(logits, axis=-1, keepdims=True)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOP_FAULTS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fault_of_the_loop_is_no_near_tie(name: str, device: str) -> None:
+    wrong = mutant(GENERATE.draft_generate_step, *LOOP_FAULTS[name])
+    fault = (GENERATE, "draft_generate_step", wrong)
+    assert [verdict("llama", DEVICES[device], seed, fault).kind for seed in SEEDS] == [FAULT] * len(SEEDS)
+
+
+def test_a_choice_against_its_own_row_is_a_fault() -> None:
+    task, (model, right) = task_of(0), start("llama", LOGITS, 0)
+    run = drafted(model, task, Drafting(num_draft_tokens=3), Scripted([*task.prompt, *right.tokens], VOCAB))
+    run.tokens[-1] = int(mx.argsort(run.rows[-1])[-2].item())
+    run.last_offsets = plain(model, task).last_offsets
+    found = judge(model, task, run, right)
+    assert (found.kind, found.position) == (FAULT, len(run.tokens) - 1)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
+    """Where nothing else is noisy, a row may still be a step off: what is smaller, the type cannot tell apart."""
+    task = task_of(0)
+    model = deepcopy(model_of("llama").model)
+    model.set_dtype(dtype)
+    right = plain(model, task)
+    for steps, kind in ((1, EXACT), (64, FAULT)):
+        run = drafted(model, task, Drafting(num_draft_tokens=3), Scripted([*task.prompt, *right.tokens], VOCAB))
+        assert judge(model, task, run, right).kind == EXACT
+        row = run.rows[9]
+        worst = int(mx.argmin(row).item())
+        run.rows[9] = row.at[worst].add(-steps * step_of(row))
+        assert (judge(model, task, run, right).kind, steps) == (kind, steps)
+
+
+def test_a_step_is_the_distance_of_neighbours() -> None:
+    assert step_of(mx.array([-20.0, -mx.inf], mx.bfloat16)) == 0.125
+    assert step_of(mx.array([-16.0], mx.bfloat16)) == 0.125
+    assert step_of(mx.array([1.0], mx.float32)) == 2.0**-23
+    assert step_of(mx.array([0.0])) == 0.0

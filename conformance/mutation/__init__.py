@@ -1,0 +1,1 @@
+"""Changed lines of the series that a test has to see. tox -e mutation"""

@@ -1,0 +1,1 @@
+"""The patches: their checkout, their review, their lint."""

@@ -1,0 +1,107 @@
+"""A change of mlx-lm: two commits of a repository, a patch of the series or what somebody proposes."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.series import patches as series
+from conformance.series.changed import changed_tests
+from conformance.series.trees import Done, run_tests
+from conformance.series.upstream_tests import AS_ON_STOCK, with_model
+
+# How pytest ends when a test fails, when a file does not import, and when it is asked for tests of such a file.
+FAILURES = (1, 2, 4)
+# What is raised where a name is missing: it proves less than a wrong result.
+MISSING = ("ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "TypeError")
+TESTS = re.compile(r"tests/test_\w+\.py")
+
+
+class NoChange(Exception):
+    """What was named is no change; the message says why."""
+
+
+@dataclass(frozen=True)
+class Change:
+    repository: Path
+    before: str
+    after: str
+    title: str
+    version: str
+
+    def git(self, *args: str) -> bytes:
+        return subprocess.run(["git", "-C", self.repository, *args], capture_output=True, check=True).stdout
+
+    def numbers(self) -> list[tuple[int, int, str]]:
+        """Lines added and removed of each file."""
+        said = self.git("diff", "--no-renames", "--numstat", self.before, self.after).decode()
+        rows = [line.split("\t") for line in said.splitlines()]
+        return [(int(plus), int(minus), name) for plus, minus, name in rows if plus != "-"]
+
+    def tests(self) -> list[str]:
+        """The files of tests that it changes."""
+        listed = set(self.git("ls-tree", "-r", "--name-only", self.after, "tests").decode().split())
+        return [name for _, _, name in self.numbers() if TESTS.fullmatch(name) and name in listed]
+
+    def unpack(self, commit: str, into: Path) -> Path:
+        with zipfile.ZipFile(io.BytesIO(self.git("archive", "--format=zip", "-0", commit))) as archive:
+            archive.extractall(into)
+        return into
+
+
+def of_patch(number: int) -> Change:
+    history, checkout = series.commits(), series.checkout()
+    version = f"{checkout.name.removeprefix('mlx-lm-')}+lookup.{number}"
+    return Change(checkout, history[number - 1], history[number], f"patch {number}", version)
+
+
+def of_ref(name: str, against: str = "") -> Change:
+    """What a ref of a clone, DIRECTORY@REF, changes: since it left ``against``, or in its last commit."""
+    directory, _, ref = name.rpartition("@")
+    where = Path(directory).expanduser().resolve()
+    change = Change(where, "", "", name, "0+reviewed")
+    try:
+        after = change.git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").decode().strip()
+        base = ("merge-base", against, after) if against else ("rev-parse", "--verify", "--quiet", f"{after}^")
+        before = change.git(*base).decode().strip()
+    except (subprocess.CalledProcessError, OSError) as error:
+        raise NoChange(f"{where} has no commit {ref} with one before it{f' in {against}' * bool(against)}.") from error
+    return Change(where, before, after, name, change.version)
+
+
+def selected(file: str, before: Path, after: Path) -> list[str]:
+    """What of a change's tests is its own: those that it adds or changes, or the file if it changes what they share."""
+    old = (before / file).read_text() if (before / file).exists() else ""
+    return [f"{file}::{name}" for name in changed_tests(old, (after / file).read_text())] or [file]
+
+
+def with_and_without(change: Change, folder: Path, to_the_end: bool = False) -> tuple[Done, Done]:
+    """Run the tests of a change on the tree with it, and on the tree without it."""
+    after, before = (with_model(change.unpack(c, folder / c[:12])) for c in (change.after, change.before))
+    files = change.tests()
+    tests = [test for file in files for test in selected(file, before, after)]
+    if not tests:
+        return Done(0, "it has no test"), Done(0, "it has no test")
+    passed = run_tests(after, *tests, *AS_ON_STOCK)
+    # With what they share, which is not what is to be shown.
+    for file in (name for _, _, name in change.numbers() if name.startswith("tests/") and (after / name).exists()):
+        (before / file).parent.mkdir(exist_ok=True)
+        (before / file).write_bytes((after / file).read_bytes())
+    return passed, run_tests(before, "-rfE", *tests, *AS_ON_STOCK, to_the_end=to_the_end)
+
+
+def failures(said: str) -> list[tuple[str, str]]:
+    """The tests that fail, and the first line of how."""
+    found = re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) (tests/\S+)(?: - (.*))?$", said, re.MULTILINE)
+    error = re.search(r"^E +(\w+(?:Error|Exception).*)$", said, re.MULTILINE)
+    return [(test, how or (error[1] if error else "")) for test, how in dict(found).items()]
+
+
+def by_kind(found: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Those with a wrong result, and those for want of a name."""
+    wanting = [one for one in found if one[1].split(":")[0].rpartition(".")[2] in MISSING]
+    return [one for one in found if one not in wanting], wanting

@@ -1,0 +1,41 @@
+"""The patches, and the checkout that scripts/apply.sh made from them for the release that is installed."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from conformance import ROOT
+
+PIN = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())
+DEFAULT, RELEASES = PIN["default"], list(PIN["releases"])
+PATCHES = sorted((ROOT / "patches").glob("[0-9]*.patch"))
+
+
+def checkout(release: str = "") -> Path:
+    """The source of a release: of the mlx-lm that is installed, or of the default one where none is."""
+    try:
+        release = release or (version("mlx-lm") or DEFAULT).split("+")[0]
+    except PackageNotFoundError:
+        release = DEFAULT
+    return ROOT / "vendor" / f"mlx-lm-{release}"
+
+
+def git(*args: str, release: str = "") -> bytes:
+    return subprocess.run(["git", "-C", checkout(release), *args], capture_output=True, check=True).stdout
+
+
+def commits(release: str = "") -> list[str]:
+    """The release, then one commit a patch."""
+    return git("rev-list", "--reverse", "HEAD", release=release).decode().split()
+
+
+def unpack(commit: str, into: Path, release: str = "") -> Path:
+    """Write the files of a commit into a directory. Extracting a zip file is safe on every Python."""
+    with zipfile.ZipFile(io.BytesIO(git("archive", "--format=zip", "-0", commit, release=release))) as archive:
+        archive.extractall(into)
+    return into

@@ -1,0 +1,1 @@
+"""mlx_lm.server, with other clients and with any body."""

@@ -1,0 +1,385 @@
+"""Requests that are drafted in one batch get what each gets alone.
+
+Whatever the others draft, accept, cancel or raise. Right is what a server of its own gives each of them alone, without
+drafts and without a prompt cache.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from conformance.testing.faults.batch import (
+    FAILING,
+    STOOD_STILL,
+    answer_in_bulk,
+    count_passes,
+    fail_together,
+    forget_parts_of_stop_words,
+    keep_a_rejected_token,
+    lose_a_token_of_a_block,
+    never_draft_again,
+    price_blocks,
+    raise_for_some,
+    send_what_follows_a_stop_word,
+    show_no_accepted_tokens,
+    show_no_prompt,
+    swap_the_statistics,
+)
+from conformance.testing.faults.server import drop_the_options, keep_every_cache, planted
+from conformance.testing.models.tiny import save
+from conformance.testing.server.clients import (
+    EDIT,
+    ENDLESS,
+    GATE_OFF,
+    SLOWLY,
+    Reader,
+    Reference,
+    drafted,
+    judge_all,
+    load,
+    mixed,
+)
+from conformance.testing.server.endings import nearly
+from conformance.testing.server.process import CHAT, FAST, TEXT, Server, serve
+from conformance.testing.server.traffic import CODE, EDITED, EDITS, PENALTIES, Answer, Body, Request, judge, send
+from conformance.testing.tally import TALLY
+from conformance.testing.texts.workloads import chat, fenced
+
+# A prompt cache of the requests below takes 0.5 MiB and more. The allocator adds up to 15 MiB after the first hundred.
+GROWTH_PER_REQUEST = 0.2 * 2**20
+# How many passes, and steps of others' prompts, may come between two answers of the batch to one request.
+PASSES, STEPS = 4, 2
+OPTIONS = ("--prompt-cache-size", "10", "--prefill-step-size", "32")
+
+
+@pytest.fixture(scope="module")
+def right() -> Iterator[Reference]:
+    with serve("--prompt-cache-size", "0", env=FAST) as server:
+        yield Reference(server)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(*OPTIONS, env=FAST | planted(count_passes, tmp_path_factory.mktemp("start"))) as server:
+        yield server
+
+
+@pytest.fixture
+def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server with what is named, a fault or what shows one."""
+    with serve(*OPTIONS, env=FAST | planted(request.param, tmp_path)) as server:
+        yield server
+
+
+def with_(*plants: Callable[[], None]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("broken", plants, indirect=True, ids=[plant.__name__ for plant in plants])
+
+
+def resident(server: Server) -> int:
+    """The bytes of memory that the process has."""
+    command = ["ps", "-o", "rss=", "-p", str(server.process.pid)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+
+
+def check_growth(before: int, after: int, n: int) -> None:
+    assert after - before < n * GROWTH_PER_REQUEST
+
+
+def check_that_nobody_stands_still(server: Server) -> None:
+    found = re.findall(rf"{STOOD_STILL} (\d+) (\d+)", server.log)
+    assert found, "nothing was decoded in a batch"
+    passes, steps = map(int, found[-1])
+    assert passes <= PASSES, f"a stream stood still for {passes} passes"
+    assert steps <= STEPS, f"a stream stood still for {steps} steps of prompts"
+
+
+def test_three_hundred_mixed_requests(server: Server, right: Reference) -> None:
+    """None is lost, none has another text, and what the first half leaves in memory is what the second half leaves."""
+    requests = mixed(300)
+    answers = load(server, requests[:150])
+    before = resident(server)
+    answers += load(server, requests[150:])
+    after = resident(server)
+    judge_all(requests, answers, right)
+    check_that_penalties_bite(requests, right)
+    check_growth(before, after, 150)
+    check_that_nobody_stands_still(server)
+    assert server.healthy()
+    TALLY["examples"] += len(requests)
+    check_kinds(requests, answers)
+
+
+def check_that_penalties_bite(requests: Sequence[Request], right: Reference) -> None:
+    """A penalty that changes no text says nothing of what the processors are shown."""
+    names = {name for penalty in PENALTIES for name in penalty}
+    punished = {r.key: r for r in requests if r.malformed is None and r.body.keys() & names and not r.is_random}
+    without = [Request(r.path, {n: v for n, v in r.body.items() if n not in names}) for r in punished.values()]
+    bitten = [right(one).text != right(other).text for one, other in zip(punished.values(), without, strict=True)]
+    # A text of one token, or one that ends at once, is often the same.
+    assert sum(bitten) > len(bitten) / 2, f"{sum(bitten)} of {len(bitten)} texts are changed by their penalties"
+
+
+def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
+    """The requests are of all the kinds they are meant to be."""
+    counts = [answer.draft for answer in answers if answer.draft]
+    assert sum(draft["accepted"] for draft in counts) > 200
+    assert {draft["strategy"] for draft in counts} == {
+        "EditStrategy",
+        "SuffixStrategy",
+        "NgramSimpleStrategy",
+        "NgramModStrategy",
+    }
+    assert any(answer.usage and answer.cached_tokens for answer in answers)
+    pairs = list(zip(requests, answers, strict=True))
+    kinds: dict[str, Callable[[Request, Answer], object]] = {
+        "drafted and stopped": lambda r, a: a.draft and "stop" in r.body and a.finish_reason == "stop",
+        "drafted and punished": lambda r, a: a.draft and any(r.body.keys() & penalty for penalty in PENALTIES),
+        "drafted and random": lambda r, a: a.draft and r.is_random,
+        "seeded": lambda r, a: a.usage and "seed" in r.body,
+        "with tools": lambda r, a: a.draft and "tools" in r.body,
+        "predicted": lambda r, a: a.draft and "prediction" in r.draft,
+        "not drafted": lambda r, a: a.usage and not r.draft,
+        "left": lambda r, _: r.leave_after is not None,
+        "too long": lambda r, a: a.status == 400 and len(str(r.malformed)) > 2**17,
+    }
+    found = {kind: sum(bool(is_one(*pair)) for pair in pairs) for kind, is_one in kinds.items()}
+    assert min(found.values()) >= 3, found
+
+
+@with_(keep_a_rejected_token, drop_the_options)
+def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Reference) -> None:
+    # Without the gate, so that all are drafted.
+    requests = [r for r in mixed(300) if r.draft.get("disable_adaptive_gate") and r.leave_after is None][:24]
+    answers = load(broken, requests)
+    with pytest.raises(AssertionError):
+        judge_all(requests, answers, right)
+
+
+@with_(keep_every_cache)
+def test_growing_memory_is_found(broken: Server) -> None:
+    requests = [Request(r.path, r.body | {"max_tokens": 1}) for r in mixed(60)]
+    # Without the fault the third time adds one MiB at the most, the second time up to 15.
+    load(broken, requests * 2)
+    before = resident(broken)
+    load(broken, requests)
+    with pytest.raises(AssertionError):
+        check_growth(before, resident(broken), 60)
+
+
+@with_(answer_in_bulk)
+def test_a_stream_that_stands_still_is_found(broken: Server) -> None:
+    load(broken, mixed(20))
+    with pytest.raises(AssertionError, match="stood still"):
+        check_that_nobody_stands_still(broken)
+
+
+# A copy that goes on until its client leaves.
+FOREVER = drafted(Request(CHAT, {"messages": EDIT, **ENDLESS, "max_tokens": 20_000}), SLOWLY)
+# Each character takes several tokens.
+SIGNS = chat("Repeat this.\n" + fenced("\u2603\U0001f600 = \u6f22\u5b57\u2603"))
+
+
+def edit(draft: Body, **more: object) -> Request:
+    return drafted(Request(CHAT, {"messages": EDIT, "max_tokens": 40, **more}), draft)
+
+
+def check_company(reader: Reader, right: Reference) -> None:
+    """A client that reads a copy that does not end has read it right; it leaves."""
+    assert reader.is_alive(), reader.error
+    reader.leave()
+    assert reader.error is None
+    text = right(Request(CHAT, FOREVER.body | {"max_tokens": 300})).text
+    assert text[: len(reader.text)] == reader.text[: len(text)]
+
+
+def stop_words(tokenizer: TokenizerWrapper, answer: str) -> list[str]:
+    """Texts of three tokens in an answer which are these tokens as a stop word too."""
+    tokens = tokenizer.encode(answer, add_special_tokens=False)
+    found = [tokens[i : i + 3] for i in (5, 9, 12, 17, 22)]
+    return [
+        word for part in found if tokenizer.encode(word := tokenizer.decode(part), add_special_tokens=False) == part
+    ]
+
+
+@pytest.fixture
+def rows(right: Reference, fixture: Any) -> list[Request]:
+    """Stop words, penalties and characters that fall into blocks of all lengths."""
+    words = stop_words(fixture[1], right(edit(SLOWLY)).text)
+    assert len(words) > 2
+    return [
+        edit(SLOWLY, **PENALTIES[0]),
+        edit(GATE_OFF, **PENALTIES[1]),
+        Request(CHAT, {"messages": SIGNS, "max_tokens": 40}, SLOWLY, "SuffixStrategy"),
+        edit(GATE_OFF),
+        *(edit(draft, stop=word) for word, draft in zip(words[:3], (SLOWLY, GATE_OFF, SLOWLY), strict=True)),
+    ]
+
+
+def check_rows(server: Server, right: Reference, rows: Sequence[Request]) -> None:
+    """Text and end are those that it has alone, also with its prompt cached, and the statistics are its own."""
+    for row in rows:
+        reader = Reader(server, FOREVER)
+        judge(row, send(server, row), right(row))
+        check_company(reader, right)
+    reader = Reader(server, FOREVER)
+    for _ in range(2):
+        judge_all(rows, load(server, rows, len(rows)), right)
+    check_company(reader, right)
+
+
+def test_each_row_is_as_alone(server: Server, right: Reference, rows: list[Request]) -> None:
+    check_rows(server, right, rows)
+    # Or nothing would show what penalties look back on.
+    assert right(edit({}, **PENALTIES[0])).text != right(edit({})).text != right(edit({}, **PENALTIES[1])).text
+
+
+@with_(
+    send_what_follows_a_stop_word,
+    forget_parts_of_stop_words,
+    show_no_prompt,
+    show_no_accepted_tokens,
+    lose_a_token_of_a_block,
+    swap_the_statistics,
+)
+def test_what_a_row_has_of_another_is_found(broken: Server, right: Reference, rows: list[Request]) -> None:
+    with pytest.raises(AssertionError):
+        check_rows(broken, right, rows)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+def test_rows_of_other_caches(server: Server, right: Reference, name: str, tmp_path: Path) -> None:
+    """Windows that fill and recurrent states, with drafts that are right up to places of all kinds."""
+    path = str(save(name, tmp_path))
+    bodies = [
+        {"model": path, "prompt": prompt, "max_tokens": n}
+        for prompt, n in (("abcabcabc", 24), ("abcdefghijklmnopqrstuvwxyz", 40), ("xyzzy", 60), ("0123456789" * 5, 30))
+    ]
+    requests = []
+    for body, every in zip(bodies, (11, 47, 9, 13), strict=True):
+        content = nearly(right(Request(TEXT, body)).text, every)
+        draft = {"prediction": {"type": "content", "content": content}, "disable_adaptive_gate": True}
+        requests.append(drafted(Request(TEXT, body), draft))
+    answers = load(server, requests * 2, len(requests))
+    judge_all(requests * 2, answers, right)
+    assert sum(answer.draft["accepted"] for answer in answers) > 40
+
+
+BURSTS = (1, 2, 4, 8, 1)
+COPIES = [
+    Request(CHAT, {"messages": messages, "max_tokens": 60}, {"draft_type": "auto"}, "EditStrategy")
+    for messages in (
+        *(chat(f"{edit}\n{fenced(CODE)}") for edit in EDITS),
+        *([{"role": "system", "content": fenced(CODE)}, *chat(edit)] for edit in EDITS),
+    )
+]
+
+
+def bursts(server: Server, right: Reference) -> list[float]:
+    """The tokens a forward pass that each burst of clients is told; all texts are right."""
+    told = []
+    for clients in BURSTS:
+        answers = load(server, COPIES[:clients], clients)
+        judge_all(COPIES[:clients], answers, right)
+        tokens = sum(answer.usage["completion_tokens"] for answer in answers)
+        told.append(tokens / sum(answer.draft["forwards"] for answer in answers))
+    return told
+
+
+def check_bursts(told: list[float]) -> None:
+    assert min(told) > 1.2, told
+    assert told[-1] >= told[0], f"drafting does not come back: {told}"
+
+
+@with_(price_blocks)
+def test_drafting_comes_back_after_a_burst(
+    broken: Server, right: Reference, record_property: Callable[[str, object], None]
+) -> None:
+    told = bursts(broken, right)
+    for clients, value in zip(BURSTS, told, strict=True):
+        record_property(f"tokens a forward pass, {clients} clients", round(value, 2))
+    print("tokens a forward pass:", *(f"{n} clients {value:.2f}" for n, value in zip(BURSTS, told, strict=True)))
+    check_bursts(told)
+
+
+@with_(never_draft_again)
+def test_drafting_that_does_not_come_back_is_found(broken: Server, right: Reference) -> None:
+    with pytest.raises(AssertionError):
+        check_bursts(bursts(broken, right))
+
+
+def check_errors(server: Server, right: Reference, what: str) -> None:
+    """What raises fails the requests that it belongs to, and the next one is served."""
+    for streamed in (False, True):
+        reader = Reader(server, FOREVER)
+        body = edit({}).body | GATE_OFF | FAILING[what]
+        if streamed:
+            events = server.stream(body).events
+            error = str(events[-1].get("error"))
+        else:
+            answer = send(server, Request(CHAT, body))
+            assert answer.status == 500, answer
+            error = answer.error
+        assert f"the {what} raises" in error
+        if what == "pass":
+            reader.join(server.timeout)
+            assert "the pass raises" in str(reader.error)
+        else:
+            check_company(reader, right)
+        for row in (edit(GATE_OFF), edit({})):
+            judge(row, send(server, row), right(row))
+
+
+@pytest.fixture(scope="module")
+def raising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(*OPTIONS, env=FAST | planted(raise_for_some, tmp_path_factory.mktemp("start"))) as server:
+        yield server
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_an_error_fails_what_it_belongs_to(raising: Server, right: Reference, what: str) -> None:
+    check_errors(raising, right, what)
+
+
+@with_(fail_together)
+def test_an_error_that_fails_others_is_found(broken: Server, right: Reference) -> None:
+    with pytest.raises(AssertionError):
+        check_errors(broken, right, "sampler")
+
+
+def ask(client: openai.OpenAI, i: int) -> tuple[str, Any]:
+    """Send the file that is edited, and read the answer at once or as it comes."""
+    fields: dict[str, Any] = {
+        "model": "default_model",
+        "messages": EDIT,
+        "max_tokens": 100,
+        "temperature": 0,
+        "prediction": {"type": "content", "content": CODE},
+    }
+    if i % 2:
+        answer = client.chat.completions.create(**fields)
+        return answer.choices[0].message.content, answer.usage
+    options = {"include_usage": True}
+    *chunks, last = client.chat.completions.create(**fields, stream=True, stream_options=options)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks), last.usage
+
+
+@pytest.mark.parametrize("clients", [2, 8])
+def test_predicted_outputs_of_several_clients(server: Server, clients: int) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
+    with ThreadPoolExecutor(clients) as pool:
+        answers = list(pool.map(lambda i: ask(client, i), range(clients)))
+    for text, usage in answers:
+        assert text == fenced(EDITED)
+        details = usage.completion_tokens_details
+        # The name stands three times in the file.
+        assert details.rejected_prediction_tokens == 3
+        assert details.draft["accepted"] <= details.draft["drafted"]

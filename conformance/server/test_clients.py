@@ -1,0 +1,200 @@
+"""What clients of OpenAI's API expect of `mlx_lm.server`.
+
+Errors that they can read, no refusal for what is only a hint, and nothing computed for who is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from conformance import FIXTURE
+from conformance.testing.faults.server import answer_in_words, never_look_at_the_client, planted, save_often
+from conformance.testing.server.clients import EDIT, ENDLESS, GATE_OFF, SHORT, Reference
+from conformance.testing.server.process import CHAT, FAST, Server, ServerFailed, serve
+from conformance.testing.server.traffic import Body, Request, send
+
+ASK = Request(CHAT, {"messages": EDIT, "max_tokens": 100})
+MOD = ["--draft-type", "ngram-mod", "--ngram-size", "6", "--disable-adaptive-gate", "--draft-memory"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve("--prompt-cache-size", "0", env=FAST) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def right(server: Server) -> Reference:
+    return Reference(server)
+
+
+@pytest.fixture
+def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server in which the fault that is named was planted."""
+    with serve(env=FAST | planted(request.param, tmp_path)) as server:
+        yield server
+
+
+def openai_of(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai_of(server)
+
+
+def test_a_prediction_that_is_not_used(server: Server, right: Reference) -> None:
+    """It is no reason to refuse a request: the answer says why it was decoded without it."""
+    for content, draft in product(("", [], "x" * 2**20), ({}, GATE_OFF)):
+        answer = send(
+            server, Request(ASK.path, ASK.body, {"prediction": {"type": "content", "content": content}, **draft})
+        )
+        assert answer.text == right(ASK).text
+        details = answer.usage["completion_tokens_details"]
+        assert ("it is empty" if not content else "has more than") in details["prediction_not_used"]
+        assert ("draft" in details) == bool(draft)
+
+
+def check_errors(server: Server, client: openai.OpenAI) -> None:
+    """The client of OpenAI reads what was wrong, and so does who reads the log."""
+    for fields, status in (({"temperature": -1}, 400), ({"model": "nowhere/nothing"}, 404)):
+        body: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 4, **fields}
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.chat.completions.create(**body)
+        error: Any = refused.value.body
+        assert isinstance(error, dict), error
+        assert (error["type"], error["code"]) == ("invalid_request_error", status)
+        assert error["message"] in server.log
+    assert send(server, SHORT).status == 200
+
+
+def test_errors_are_those_of_openai(server: Server, client: openai.OpenAI) -> None:
+    check_errors(server, client)
+
+
+@pytest.mark.parametrize("broken", [answer_in_words], indirect=True)
+def test_errors_of_another_shape_are_found(broken: Server) -> None:
+    with pytest.raises(AssertionError):
+        check_errors(broken, openai_of(broken))
+
+
+def counters(server: Server) -> dict[str, int]:
+    """What /metrics says, in lines as Prometheus reads them."""
+    page = requests.get(f"{server.url}/metrics", timeout=server.timeout)
+    assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    found: dict[str, int] = {}
+    for about, kind, value in zip(*[iter(page.text.splitlines())] * 3, strict=True):
+        name = value.split()[0]
+        assert re.fullmatch(rf"# HELP {name} \S.*", about)
+        assert (kind, name.startswith("mlx_lm_")) == (f"# TYPE {name} counter", True)
+        found[name.removeprefix("mlx_lm_").removesuffix("_total")] = int(value.split()[1])
+    return found
+
+
+def check_gone(server: Server, seed: Body) -> None:
+    """A client that waits for the whole answer goes away: no more is decoded for it than until that is seen."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as connection:
+        body = json.dumps({"messages": EDIT, **ENDLESS, "max_tokens": 1000, **seed}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+    # It is served alone, when all others are done.
+    assert send(server, Request(SHORT.path, SHORT.body | {"seed": 1})).status == 200
+    while (counted := counters(server))["requests"] < 2:
+        time.sleep(0.05)
+    assert counted["completion_tokens"] < 1000
+
+
+SEEDS = pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
+
+
+@SEEDS
+def test_a_client_that_is_gone(seed: Body) -> None:
+    with serve(env=FAST) as server:
+        check_gone(server, seed)
+
+
+@SEEDS
+@pytest.mark.parametrize("broken", [never_look_at_the_client], indirect=True)
+def test_a_client_that_is_not_looked_at_is_found(broken: Server, seed: Body) -> None:
+    with pytest.raises(AssertionError):
+        check_gone(broken, seed)
+
+
+def test_what_the_server_counts(right: Reference) -> None:
+    with serve(env=FAST) as server:
+        answers = [send(server, Request(ASK.path, ASK.body, draft)) for draft in ({}, GATE_OFF, {"draft_type": "x"})]
+        while (counted := counters(server))["requests"] < 2:
+            time.sleep(0.05)
+    draft, usages = answers[1].draft, [answer.usage for answer in answers[:2]]
+    assert (counted["requests"], counted["errors"]) == (2, 1)
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert counted[name] == sum(usage[name] for usage in usages)
+    assert counted["cached_tokens"] == sum(answer.cached_tokens for answer in answers[:2])
+    assert (counted["drafted_tokens"], counted["accepted_tokens"]) == (draft["drafted"], draft["accepted"])
+    assert counted["batch_rows"] == counted["batch_steps"] > 0
+
+
+def test_the_models_without_a_hub_cache(tmp_path: Path) -> None:
+    with serve(env=FAST | {"HF_HUB_CACHE": str(tmp_path / "nothing")}) as server:
+        assert [model.id for model in openai_of(server).models.list()] == [str(FIXTURE.resolve())]
+
+
+def test_the_chosen_token_is_listed(client: openai.OpenAI) -> None:
+    """The fixture's tokens join to its text, and the likeliest are in order."""
+    fields: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 12, "logprobs": True}
+    for temperature in (0, 3):
+        choice = client.chat.completions.create(**fields, top_logprobs=5, temperature=temperature, seed=1).choices[0]
+        assert choice.logprobs is not None
+        for token in choice.logprobs.content or ():
+            listed = [top.logprob for top in token.top_logprobs]
+            assert listed == sorted(listed, reverse=True)
+            assert (token.token == token.top_logprobs[0].token) or temperature
+
+
+def accepted(server: Server) -> int:
+    """How much is accepted of what is drafted for a request."""
+    return int(send(server, ASK).draft["accepted"])
+
+
+def draft_and_kill(file: Path, env: dict[str, str]) -> None:
+    with serve(*MOD, str(file), env=FAST | env) as server:
+        accepted(server)
+        while not file.exists():
+            server.check_alive()
+            time.sleep(0.05)
+        server.process.kill()
+        server.process.wait(server.timeout)
+
+
+def test_a_memory_outlives_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    with pytest.raises(ServerFailed, match="the server ended with"):
+        draft_and_kill(file, planted(save_often, tmp_path))
+    with serve(*MOD, str(file), env=FAST) as server:
+        first = accepted(server)
+    with serve(*MOD, str(tmp_path / "new"), env=FAST) as server:
+        assert accepted(server) < first
+
+
+def test_the_curl_of_the_document_changes_something(server: Server) -> None:
+    document = (FIXTURE.parents[1] / "docs" / "serving.md").read_text()
+    command = document.split("<!-- curl -->\n")[1].split("<!-- end curl -->")[0]
+    _, address, *_, body = shlex.split(command)
+    said = server.post(json.loads(body), address.removeprefix("localhost:8080")).json()
+    assert said["choices"][0]["message"]["content"].count("count") == 3
+    details = said["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 0
+    assert details["draft"]["forwards"] < said["usage"]["completion_tokens"]

@@ -1,0 +1,174 @@
+"""No body of a request breaks `mlx_lm.server`.
+
+Each answer is a 2xx with a result, or a 4xx with a message, and then the server still answers. Nothing hangs, and a
+stream that began is read to its end. CONFORMANCE_PROFILE=full sends 2000 bodies and 500 malformed requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from conformance.server.fuzz_bodies import bodies, malformed
+from conformance.testing.server.process import CHAT, FAST, TEXT, Client, Server, read_stream, serve
+from conformance.testing.tally import TALLY
+
+COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+QUICK = settings(max_examples=150, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON)
+FULL = settings(max_examples=2000, **COMMON)
+PROFILE = FULL if os.environ.get("CONFORMANCE_PROFILE") == "full" else QUICK
+RAW = settings(PROFILE, max_examples=PROFILE.max_examples // 4)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve("--max-tokens", "4", env=FAST) as server:
+        yield server
+
+
+def check(client: Client, body: dict[str, Any], path: str) -> None:
+    """The property: send a body, and look at the answer and at the server."""
+    response = client.post(body, path)
+    if response.status_code == 200 and body.get("stream"):
+        stream = read_stream(response)
+        assert stream.done, f"a stream without an end: {response.text!r}"
+        assert not any("error" in event for event in stream.events), response.text
+        assert stream.events[0]["choices"], response.text
+    elif response.status_code == 200:
+        assert response.json()["choices"], response.text
+    else:
+        check_refusal(response.status_code, response.content)
+    assert client.healthy(), "the server is no longer healthy"
+
+
+def check_refusal(status: int, content: bytes) -> None:
+    assert 400 <= status < 500, f"{status}: {content!r}"
+    error = json.loads(content)["error"]
+    # Stock's errors are texts.
+    message = error["message"] if isinstance(error, dict) else error
+    assert isinstance(message, str), content
+    assert message, content
+
+
+def check_raw(client: Client, request: bytes) -> None:
+    """The same for bytes that are no request, or one that has no JSON in it."""
+    head, _, content = client.raw(request).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1."), f"no answer: {head!r}"
+    check_refusal(int(head.split()[1]), content)
+    assert client.healthy(), "the server is no longer healthy"
+
+
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 2}
+# What a server cannot pass on: each of these ended stock's thread, or failed the others of its batch.
+HARMFUL: list[dict[str, Any]] = [
+    {"stop": [5]},
+    {"stop": "x" * 2**20},
+    {"prompt": ""},
+    {"prompt": [5, 6]},
+    {"top_k": 100_000, "temperature": 1},
+    {"xtc_threshold": 0.9, "xtc_probability": 1, "temperature": 1},
+    {"repetition_penalty": 1.1, "repetition_context_size": 2**70},
+    {"presence_penalty": 10**400},
+    {"temperature": float("nan")},
+    {"logit_bias": {"5000000": 1}},
+    {"logit_bias": {"-5000000": 1}},
+    {"chat_template_kwargs": {"return_tensors": "np"}},
+    {"stream": True, "stream_options": {}},
+]
+
+
+def harmful(test: Any) -> Any:
+    for fields in HARMFUL:
+        test = example(body=BODY | fields, path=TEXT if "prompt" in fields else CHAT)(test)
+    return test
+
+
+@PROFILE
+@harmful
+@given(body=bodies(), path=st.sampled_from([CHAT, TEXT]))
+def test_bodies(server: Server, body: dict[str, Any], path: str) -> None:
+    TALLY["examples"] += 1
+    check(server, body, path)
+
+
+@RAW
+@given(request=malformed())
+def test_malformed_requests(server: Server, request: bytes) -> None:
+    TALLY["examples"] += 1
+    check_raw(server, request)
+
+
+def test_valid_bodies_are_answered() -> None:
+    """A server that refuses everything would pass the rest. It is a fresh one: a body may have ended the other."""
+    with serve("--max-tokens", "4", env=FAST) as server:
+        for path, stream in product([CHAT, TEXT], [False, True]):
+            assert server.post({**BODY, "stream": stream}, path).status_code == 200
+            check(server, {**BODY, "stream": stream}, path)
+
+
+@contextmanager
+def fake(answer: str | None, healthy: bool) -> Iterator[Client]:
+    """A server that answers every POST with this text, or with nothing for as long as it runs."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if healthy else 503)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if answer is None:
+                over.wait()
+            self.wfile.write((answer or "").encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield Client(f"http://127.0.0.1:{httpd.server_port}", timeout=1.0)
+        over.set()
+        httpd.shutdown()
+
+
+BAD = "HTTP/1.0 400 Bad Request\r\n\r\n"
+OK = "HTTP/1.0 200 OK\r\n\r\n"
+# What a broken server answers, and how the check fails then.
+FAULTS: dict[str, tuple[str | None, type[Exception], str]] = {
+    "drops the connection": ("", requests.ConnectionError, "aborted"),
+    "answers 500": ('HTTP/1.0 500 Error\r\n\r\n{"error": "oh"}', AssertionError, "500"),
+    "has no message": (BAD, json.JSONDecodeError, "Expecting value"),
+    "has an empty message": (BAD + '{"error": ""}', AssertionError, "error"),
+    "has no result": (OK + "{}", KeyError, "choices"),
+    "ends a stream early": (OK + 'data: {"choices": [{}]}\n\n', AssertionError, "without an end"),
+    "fails in a stream": (OK + 'data: {"error": {}}\n\ndata: [DONE]\n\n', AssertionError, "error"),
+    "is dead afterwards": (BAD + '{"error": "a"}', AssertionError, "no longer healthy"),
+    "hangs": (None, requests.Timeout, "timed out"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_check_sees(fault: str) -> None:
+    answer, error, message = FAULTS[fault]
+    body = {"stream": "stream" in fault}
+    healthy = fault != "is dead afterwards"
+    with fake(answer, healthy) as client, pytest.raises(error, match=message):
+        check(client, body, CHAT)
+
+
+@pytest.mark.parametrize("answer", ["", "HTTP/1.0 500 Error\r\n\r\n{}", OK + "{}"])
+def test_the_check_of_malformed_requests_sees(answer: str) -> None:
+    with fake(answer, healthy=True) as client, pytest.raises(AssertionError):
+        check_raw(client, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n")

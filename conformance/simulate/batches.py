@@ -1,0 +1,168 @@
+"""What drafts in a batch are worth, without a model: recorded streams, the package's BatchPlanner and a table of costs.
+
+python -m conformance.simulate.batches
+
+As many rows as there are clients are decoded at a time; where one ends the next request takes its place. The speed is
+the cost of plain batching over that of the blocks that are fed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any
+
+from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device_costs
+from mlx_lm.draft.batch_planner import BatchPlanner
+from mlx_lm.draft.planner import MAX_AUTO_DRAFT
+
+from conformance.testing.texts.recorded_streams import VOCAB, Request, Stream, streams
+
+SIZES = (1, 2, 4, 8, 16)
+DEVICES = ("metal", "cuda")
+COPYING, OTHERS = ("rename", "json", "echo", "replace"), ("prose", "code")
+MIXED = (*COPYING[:2], *OTHERS)
+# Of "beside" only what copies is drafted.
+KINDS: dict[str, tuple[str, ...]] = {"copying": COPYING, "mixed": MIXED, "beside": MIXED, "prose": OTHERS[:1]}
+# Requests for each row, so that rows come and go.
+ROUNDS = 4
+Make = Callable[[], Any]
+
+
+@dataclass
+class Row:
+    """A request that is decoded, and what its time in the batch costs, in passes of the batch without drafts."""
+
+    request: Request
+    done: int = 0
+    spent: float = 0.0
+
+    @property
+    def left(self) -> int:
+        return len(self.request.answer) - self.done
+
+    def accepted(self, draft: Sequence[int]) -> int:
+        """How many tokens of a draft are right."""
+        pairs = enumerate(zip(draft, self.request.answer[self.done :], strict=False))
+        return next((i for i, (a, b) in pairs if a != b), min(len(draft), self.left))
+
+
+@dataclass
+class Result:
+    """The blocks that were fed, as rows and tokens a row, what they cost, and what plain batching costs."""
+
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+    spent: float = 0.0
+    plain: float = 0.0
+    ended: list[Row] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        return self.plain / self.spent
+
+
+class Batch:
+    """Rows that are decoded as ``DraftedBatch`` decodes them, by a model that is always right."""
+
+    def __init__(self, costs: BlockCosts, make: Make = SuffixStrategy, bound: int = MAX_AUTO_DRAFT) -> None:
+        self.costs, self.make, self.bound = costs, make, bound
+        self.rows, self.result, self.next_uid = dict[int, Row](), Result(), 0
+        self.planner = BatchPlanner(None, costs)
+        self.planner._vocab_size = VOCAB
+        # Whether the next block is fed before the tokens of the last one are known.
+        self.ahead = False
+
+    def join(self, request: Request, drafted: bool = True) -> None:
+        uid, self.next_uid = self.next_uid, self.next_uid + 1
+        self.rows[uid] = Row(request)
+        planner = Planner(self.make(), self.bound, DraftStats(), self.costs) if drafted else None
+        self.planner.add([uid], [planner])
+        self.planner.start(uid, request.prompt)
+
+    def step(self) -> None:
+        """Feed a block. A row takes part in one more after its last token, unless that was in a draft."""
+        uids = list(self.rows)
+        drafts: list[list[int]] = [[] for _ in uids]
+        if not self.ahead:
+            drafts = self.planner.plan(uids, [row.left for row in self.rows.values()])
+        n_tokens = 1 + max(map(len, drafts))
+        plain, spent = self.costs(len(uids)), self.costs(len(uids) * n_tokens)
+        self.result.blocks.append((len(uids), n_tokens))
+        self.result.spent += spent
+        ended = [uid for uid, row in self.rows.items() if row.left == 0]
+        if n_tokens == 1:
+            self._end(ended)
+        going_on = [uid for uid in uids if uid in self.rows]
+        self.ahead = n_tokens == 1 and bool(going_on) and self.planner.runs_ahead(going_on)
+        by_uid = dict(zip(uids, drafts, strict=True))
+        n_accepted = [self.rows[uid].accepted(by_uid[uid]) for uid in going_on]
+        self.planner.accept(going_on, n_accepted, n_tokens)
+        self.result.plain += plain * len(ended) / len(uids)
+        for uid, n in zip(going_on, n_accepted, strict=True):
+            if uid not in ended:
+                self._go_on(uid, n, spent / plain, plain / len(uids))
+        self._end(uid for uid in ended if uid in self.rows)
+        assert not self.planner.errors
+
+    def _go_on(self, uid: int, n_accepted: int, spent: float, plain: float) -> None:
+        row = self.rows[uid]
+        said = row.request.answer[row.done : row.done + n_accepted + 1]
+        self.planner.observe(uid, said)
+        row.done, row.spent = row.done + len(said), row.spent + spent
+        self.result.plain += len(said) * plain
+        if len(said) == n_accepted:
+            # The last token was drafted. Plain batching feeds it in a pass more.
+            self.result.plain += plain
+            self._end([uid])
+
+    def _end(self, uids: Iterable[int]) -> None:
+        for uid in uids:
+            self.result.ended.append(self.rows.pop(uid))
+            self.planner.end(uid)
+
+
+Asked = tuple[Request, bool]
+
+
+def decode(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = SuffixStrategy) -> Result:
+    """Keep so many rows busy, until the last request has begun. Each is drafted or not."""
+    batch = Batch(costs, make)
+    for request, drafted in islice(cycle(asked), ROUNDS * size):
+        batch.join(request, drafted)
+        while len(batch.rows) == size:
+            batch.step()
+    return batch.result
+
+
+def together(asked: Sequence[Asked], costs: BlockCosts, make: Make = SuffixStrategy) -> Result:
+    """All at once, until all are answered."""
+    batch = Batch(costs, make)
+    for request, drafted in asked:
+        batch.join(request, drafted)
+    while batch.rows:
+        batch.step()
+    return batch.result
+
+
+def requests(kind: str, size: int = 300, seeds: Sequence[int] = range(100, 102)) -> list[Asked]:
+    """The last request of each conversation, the workloads in turn."""
+    recorded = [streams(seeds, [size], names=[name]) for name in KINDS[kind]]
+    turns: Iterator[tuple[Stream, ...]] = zip(*recorded, strict=True)
+    beside = kind == "beside"
+    return [(s.requests[-1], not beside or s.name in COPYING) for turn in turns for s in turn]
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    print("| requests | " + " | ".join(f"{device}, {n}" for device in DEVICES for n in SIZES) + " |")
+    print("| --- |" + " --- |" * len(DEVICES) * len(SIZES))
+    for kind in KINDS:
+        asked = requests(kind)
+        speeds = [decode(asked, n, device_costs(device)).speed for device in DEVICES for n in SIZES]
+        print(f"| {kind} | " + " | ".join(f"{speed:.2f}" for speed in speeds) + " |")
+
+
+if __name__ == "__main__":
+    main()

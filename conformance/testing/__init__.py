@@ -1,0 +1,1 @@
+"""What two files or more use to test with."""

@@ -1,0 +1,1 @@
+"""Random programs on caches, and the reference that they are compared with."""

@@ -1,0 +1,358 @@
+"""Random programs on prompt caches, each step compared with a reference: what the machines of the tests share.
+
+A token is a number of its own, and its keys and values encode it. So what a query sees of a cache, through the mask, is
+a set of tokens, and the reference says which. Beside that a restored cache must answer bit for bit as it did when the
+snapshot was taken.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    can_trim_prompt_cache,
+    restore_prompt_cache,
+    snapshot_prompt_cache,
+    trim_prompt_cache,
+)
+from mlx_lm.models.deepseek_v41 import LayerCache
+
+from conformance.testing.caches.layer_io import LONGEST, WIDTH, compare, feed, leaves, metadata
+from conformance.testing.caches.reference import Block, Grouped, Recurrent, Reference, View, chunk, everything, window
+from conformance.testing.tally import TALLY
+
+COMMON: dict[str, Any] = {"stateful_step_count": 25, "deadline": None, "database": None, "report_multiple_bugs": False}
+# To shorten a program that fails takes minutes: the full profile does it.
+settings.register_profile("quick", max_examples=40, derandomize=True, phases=[Phase.generate], **COMMON)
+settings.register_profile("full", max_examples=2000, suppress_health_check=list(HealthCheck), **COMMON)
+PROFILE = settings.get_profile(os.environ.get("CONFORMANCE_PROFILE", "quick"))
+
+# Small, so that a program of a few blocks crosses it.
+STEP = 4
+STEPPING = (KVCache, QuantizedKVCache, ChunkedKVCache, BatchKVCache, RotatingKVCache, BatchRotatingKVCache)
+# These hold every row, so any number of tokens can be dropped.
+WHOLE = (KVCache, QuantizedKVCache, ConcatenateKVCache, BatchKVCache)
+# A snapshot of these is a number of rows: what is written below it later is lost to it.
+GROWING = (KVCache, QuantizedKVCache, ChunkedKVCache, BatchKVCache)
+SNAPSHOTS = 4
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cls in STEPPING:
+        monkeypatch.setattr(cls, "step", STEP)
+
+
+@dataclass
+class Taken:
+    """A snapshot, with the references and what the caches answered."""
+
+    snapshot: Any
+    references: list[Reference]
+    answers: str
+    # Each growing cache with its rows, -1 before it was fed at all; and the ones of which some were cut off since.
+    rows: list[tuple[Any, int]]
+    cut: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class World:
+    """The caches of a model, one reference for each leaf of them, and the snapshots that are alive."""
+
+    caches: list[Any]
+    references: list[Reference]
+    snapshots: list[Taken] = field(default_factory=list)
+    # So many tokens, the end of the last block, it must be possible to drop.
+    droppable: int = 0
+
+    def rows(self) -> list[tuple[Any, int]]:
+        return [
+            (cache, -1 if cache.empty() else max(map(len, reference.tokens)))
+            for cache, reference in zip(leaves(self.caches), self.references, strict=True)
+            if isinstance(cache, GROWING)
+        ]
+
+    def cut(self, cache: Any, rows: int = -1) -> None:
+        """The rows of a cache behind these may be written again."""
+        for taken in self.snapshots:
+            taken.cut += [one for one, held in taken.rows if one is cache and held > rows]
+
+    def cut_all(self) -> None:
+        for cache in leaves(self.caches):
+            self.cut(cache)
+
+
+def rows(view: View = everything, batch: int = 1) -> Reference:
+    return Reference(view, [[] for _ in range(batch)], [0] * batch)
+
+
+def state(batch: int = 1) -> Recurrent:
+    return Recurrent(everything, [[] for _ in range(batch)], [0] * batch)
+
+
+KINDS: dict[str, Callable[[int], World]] = {
+    "kv": lambda _: World([KVCache()], [rows()]),
+    "quantized": lambda _: World([QuantizedKVCache(group_size=WIDTH, bits=8)], [rows()]),
+    "concatenate": lambda _: World([ConcatenateKVCache()], [rows()]),
+    "rotating": lambda size: World([RotatingKVCache(size)], [rows(window(size))]),
+    "rotating keep": lambda size: World([RotatingKVCache(size, keep=2)], [rows(window(size, keep=2))]),
+    "chunked": lambda size: World([ChunkedKVCache(size)], [rows(chunk(size))]),
+    "arrays": lambda _: World([ArraysCache(2)], [state()]),
+    "list of kv and rotating": lambda size: World(
+        [CacheList(KVCache(), RotatingKVCache(size))], [rows(), rows(window(size))]
+    ),
+    "list of arrays and kv": lambda _: World([CacheList(ArraysCache(2), KVCache())], [state(), rows()]),
+    "layer": lambda size: World([LayerCache(size)], [Grouped(window(size), [[]], [0])]),
+    "mixed": lambda size: World(
+        [KVCache(), ArraysCache(2), RotatingKVCache(size)], [rows(), state(), rows(window(size))]
+    ),
+    "quantized on the way": lambda _: World([KVCache(), KVCache()], [rows(), rows()]),
+}
+
+
+def refusal(caches: list[Any], snapshot: Any) -> str:
+    """Why caches cannot be restored; nothing if they were."""
+    try:
+        restore_prompt_cache(caches, snapshot)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """What a single sequence goes through."""
+
+    kind: str
+    batched = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other: World | None = None
+        self.fresh = 0
+
+    @initialize(size=st.integers(5, 9), data=st.data())
+    def start(self, size: int, data: st.DataObject) -> None:
+        TALLY["examples"] += 1
+        self.world = self.first(size, data)
+        self.probe()
+
+    def first(self, size: int, data: st.DataObject) -> World:
+        world = KINDS[self.kind](size)
+        assert all(cache.empty() for cache in world.caches)
+        return world
+
+    # Helpers
+
+    @property
+    def pending(self) -> bool:
+        """Whether prompts with padding on the right are being fed."""
+        return self.world.references[0].lengths is not None
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many tokens each sequence holds."""
+        return self.world.references[0].sizes
+
+    @property
+    def limits(self) -> list[int]:
+        """How many tokens of each sequence can be dropped at most: recurrent layers alone count padding."""
+        reference = self.world.references[0]
+        alone = all(isinstance(cache, ArraysCache) for cache in leaves(self.world.caches))
+        return [len(tokens) for tokens in reference.tokens] if alone else self.sizes
+
+    @property
+    def recurrent(self) -> bool:
+        return any(isinstance(cache, ArraysCache) for cache in leaves(self.world.caches))
+
+    @property
+    def whole(self) -> bool:
+        return all(isinstance(cache, WHOLE) for cache in leaves(self.world.caches))
+
+    def block(self, length: int, of: World | None = None) -> Block:
+        """Tokens that were never fed before, so that a row that should be gone is not mistaken for another."""
+        batch = len((of or self.world).references[0].tokens)
+        self.fresh += length * batch
+        return [[self.fresh - length * i - t for t in range(length)] for i in range(batch)]
+
+    def feed(self, world: World, block: Block) -> Any:
+        answers = []
+        for cache, reference in zip(leaves(world.caches), world.references, strict=True):
+            front = getattr(cache, "start_position", 0)
+            answer, seen = feed(cache, block)
+            if getattr(cache, "start_position", 0) != front:
+                # The rows moved up.
+                world.cut(cache)
+            expected = reference.feed(block)
+            # What padding sees does not matter.
+            for tokens, right in zip(seen, expected, strict=bool(seen)):
+                assert [s for s, r in zip(tokens, right, strict=True) if r] == [r for r in right if r]
+            compare(cache, reference)
+            answers.append((answer, metadata(cache)))
+        return answers
+
+    def probe(self, of: World | None = None) -> str:
+        """Compare with the references now and after a block. Return everything that a layer could see."""
+        of = of or self.world
+        world = World(of.caches, of.references)
+        for cache, reference in zip(leaves(world.caches), world.references, strict=True):
+            compare(cache, reference)
+        answers: list[Any] = [metadata(cache) for cache in leaves(world.caches)]
+        batch = len(world.references[0].tokens)
+        # A rotating cache takes no single tokens while prompts are padded.
+        for length in (2, 5) if self.pending else (1, 4):
+            block = [[10**6 + 10 * i + t for t in range(length)] for i in range(batch)]
+            answers.append(self.feed(copy.deepcopy(world), block))
+        return str(answers)
+
+    # Rules
+
+    @rule(length=st.integers(1, LONGEST))
+    def update(self, length: int) -> None:
+        if self.pending:
+            length = self.part_of_prompt(length)
+        if length > 0:
+            self.feed(self.world, self.block(length))
+            trims = self.kind != "layer" and not self.pending
+            self.world.droppable = min(length - 1, *self.sizes) if trims else 0
+
+    @precondition(lambda self: not self.pending)
+    @rule(n=st.integers(2, LONGEST))
+    def step(self, n: int) -> None:
+        """Single tokens: a ring rotates, at any of which a block may follow."""
+        for _ in range(n):
+            self.feed(self.world, self.block(1))
+            self.feed(copy.deepcopy(self.world), self.block(3))
+        self.world.droppable = 0
+
+    def part_of_prompt(self, length: int) -> int:
+        """No single tokens, and none behind the longest prompt."""
+        left = max(self.world.references[0].lengths or [0])
+        length = max(length, 2)
+        return left if length > left - 2 else length
+
+    @precondition(lambda self: len(self.world.snapshots) < SNAPSHOTS)
+    @rule()
+    def snapshot(self) -> None:
+        before, references = self.probe(), copy.deepcopy(self.world.references)
+        taken = Taken(snapshot_prompt_cache(self.world.caches), references, before, self.world.rows())
+        self.world.snapshots.append(taken)
+        assert self.probe() == before
+
+    @precondition(lambda self: self.world.snapshots)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        taken = data.draw(st.sampled_from(self.world.snapshots))
+        before = self.probe()
+        said = refusal(self.world.caches, taken.snapshot)
+        # A chunk may be had back as it was before its front was given up, and a batch whose rows were cut behind it.
+        assert bool(said) == bool(taken.cut) or (not said and (self.batched or self.kind == "chunked"))
+        if said:
+            assert any(f"{type(cache).__name__} was cut below the snapshot" in said for cache in taken.cut)
+            assert self.probe() == before
+            return
+        for cache, rows in taken.rows:
+            self.world.cut(cache, rows)
+        self.world.references, self.world.droppable = copy.deepcopy(taken.references), 0
+        assert self.probe() == taken.answers
+
+    @precondition(lambda self: self.world.snapshots)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        self.world.snapshots.pop(data.draw(st.integers(0, len(self.world.snapshots) - 1)))
+
+    @precondition(lambda self: not self.pending)
+    @rule(n=st.integers(0, LONGEST + 2))
+    def trim(self, n: int) -> None:
+        shortest = min(self.limits)
+        possible = can_trim_prompt_cache(self.world.caches, n)
+        assert possible or n > self.world.droppable
+        if n <= shortest and (self.whole or can_trim_prompt_cache(self.world.caches)):
+            assert possible
+        if not possible:
+            self.refused(n)
+            return
+        assert n <= shortest
+        assert trim_prompt_cache(self.world.caches, n) == n
+        self.drop(n)
+        # What recurrent layers keep of a block is given up, also by a trim of nothing.
+        assert not any(isinstance(cache, ArraysCache) and cache.can_trim(1) for cache in leaves(self.world.caches))
+
+    @precondition(lambda self: not self.pending)
+    @rule(kept=st.integers(2, 5), n=st.integers(1, 4))
+    def reject(self, kept: int, n: int) -> None:
+        """A cache that was trimmed is, to all that can be seen, one that was never fed the end of the block."""
+        spared, block = copy.deepcopy(self.world), self.block(kept + n)
+        self.feed(self.world, block)
+        self.world.droppable = min(kept + n - 1, *self.sizes)
+        if not can_trim_prompt_cache(self.world.caches, n):
+            assert self.kind == "layer" or n > self.world.droppable
+            self.world.droppable = 0
+            return
+        assert trim_prompt_cache(self.world.caches, n) == n
+        self.drop(n)
+        self.feed(spared, [tokens[:kept] for tokens in block])
+        assert self.probe() == self.probe(spared)
+
+    def refused(self, n: int | list[int]) -> None:
+        """It is an error that names a class, of all caches and of one, and changes nothing."""
+        before = self.probe()
+        with pytest.raises(ValueError, match=r"Cache\w* cannot be trimmed by"):
+            trim_prompt_cache(self.world.caches, n)
+        for cache in self.world.caches:
+            if not cache.can_trim(n):
+                with pytest.raises(ValueError, match=f"{type(cache).__name__} cannot be trimmed by"):
+                    cache.trim(n)
+        assert self.probe() == before
+
+    def drop(self, n: int) -> None:
+        for reference in self.world.references:
+            reference.drop(n)
+        for cache, rows in self.world.rows():
+            self.world.cut(cache, rows)
+        self.world.droppable = 0 if self.recurrent else max(0, self.world.droppable - n)
+        self.probe()
+
+    @rule(n=st.sampled_from([-1, 10**6]))
+    def trim_nonsense(self, n: int) -> None:
+        self.refused(n)
+
+    @rule()
+    def fork(self) -> None:
+        """The server keeps a cache and goes on with a copy."""
+        self.other = copy.deepcopy(self.world)
+        self.probe()
+
+    @precondition(lambda self: self.other is not None)
+    @rule()
+    def swap(self) -> None:
+        assert self.other is not None
+        self.world, self.other = self.other, self.world
+        self.probe()
+
+    @precondition(lambda self: self.kind == "quantized on the way")
+    @rule(i=st.integers(0, 1))
+    def quantize(self, i: int) -> None:
+        if isinstance(self.world.caches[i], KVCache):
+            self.world.caches[i] = self.world.caches[i].to_quantized(group_size=WIDTH, bits=8)
+            self.probe()
+
+
+def run(machine: type[CacheMachine], kind: str, profile: settings = PROFILE) -> None:
+    run_state_machine_as_test(type(machine.__name__, (machine,), {"kind": kind}), settings=profile)

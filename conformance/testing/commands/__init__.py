@@ -1,0 +1,1 @@
+"""The commands with recorders where their options act, and several ranks."""

@@ -1,0 +1,74 @@
+"""Several ranks on this machine, connected by the ring backend: what mlx.launch does, with a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from conformance import ROOT
+
+
+class Stuck(Exception):
+    """The ranks did not come to an end."""
+
+
+def free_ports(n: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@contextmanager
+def started(
+    command: Sequence[str], folder: Path, n: int = 2, stdin: int | None = subprocess.DEVNULL
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run a command as n ranks, which write to the files RANK.out and RANK.err in the folder; none outlives this."""
+    hosts = folder / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(n)]))
+    ranks: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
+
+        def output(name: str) -> IO[str]:
+            return stack.enter_context((folder / name).open("w"))
+
+        try:
+            for rank in range(n):
+                env = os.environ | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts), "PYTHONUNBUFFERED": "1"}
+                out, err = output(f"{rank}.out"), output(f"{rank}.err")
+                ranks.append(
+                    subprocess.Popen(command, cwd=ROOT, env=env, stdin=stdin, stdout=out, stderr=err, text=True)
+                )
+            yield ranks
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+
+
+def run(command: Sequence[str], folder: Path, limit: float, n: int = 2) -> list[str]:
+    """What the ranks print; an error if one fails, or if they take longer than the limit, in seconds."""
+    with started(command, folder, n) as ranks:
+        end = time.monotonic() + limit
+        while any(process.poll() is None for process in ranks) and time.monotonic() < end:
+            if any(process.poll() for process in ranks):
+                # The others wait for the one that failed.
+                break
+            time.sleep(0.05)
+        codes = [process.poll() for process in ranks]
+    told = [((folder / f"{rank}.out").read_text(), (folder / f"{rank}.err").read_text()) for rank in range(n)]
+    if any(codes):
+        raise RuntimeError("\n".join(f"rank {rank}: {err[-2000:]}" for rank, (_, err) in enumerate(told)))
+    if None in codes:
+        raise Stuck(
+            "\n".join(f"rank {rank} printed: {out[-500:]}\n{err[-500:]}" for rank, (out, err) in enumerate(told))
+        )
+    return [out for out, _ in told]

@@ -1,0 +1,1 @@
+"""Decode plain, drafted and in batches, and compare."""

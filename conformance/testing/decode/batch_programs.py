@@ -1,0 +1,222 @@
+"""Random programs on a batch with drafts, of a whole model: requests come, are cancelled, go on from their caches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from mlx_lm.generate import BatchGenerator
+
+from conformance.testing.caches.machines import PROFILE
+from conformance.testing.decode.batches import (
+    FREE,
+    Alone,
+    Drawing,
+    Partly,
+    Request,
+    Watching,
+    alone,
+    break_part,
+    insert,
+    until,
+)
+from conformance.testing.decode.replay import gap, next_turn
+from conformance.testing.models.architectures import make_cache
+from conformance.testing.models.families import model_of
+from conformance.testing.tally import TALLY
+
+# Growing, sliding windows, gated delta, state space, lists of a recurrent and a growing cache and of two growing ones.
+FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "deepseek_v32"]
+# A program of a whole model takes longer than one of a cache.
+PROGRAMS = PROFILE if PROFILE.max_examples > 100 else settings(parent=PROFILE, max_examples=8)
+ROWS, LONGEST = 4, 14
+PROMPTS = st.sampled_from([tuple((7 * i + 3 * n) % 64 for i in range(n)) for n in (1, 2, 6, 21)])
+# What may raise, if anything, and at which call.
+BREAKS = st.sampled_from([None] * 6 + ["sampler", "processor", "propose", "observe", "accept"])
+# Of log probabilities, and of the logits of a next turn, which are larger: noise is far below, a fault far above.
+CLOSE, CLOSE_AFTER = 1e-3, 1e-2
+
+
+@cache
+def solo(family: str, prompt: tuple[int, ...], temperature: float, processed: bool) -> Alone:
+    """Plain decoding of a prompt, two tokens further than any request goes."""
+    processors = [Watching()] if processed else []
+    return alone(model_of(family).model, prompt, LONGEST + 2, temperature, processors)
+
+
+@cache
+def turn(family: str, tokens: tuple[int, ...]) -> list[mx.array]:
+    """The next turn on a cache that was fed these tokens and nothing else."""
+    model = model_of(family).model
+    layers = make_cache(model)
+    if tokens:
+        model(mx.array([tokens]), cache=layers)
+    return next_turn(model, layers)
+
+
+@dataclass
+class Row:
+    """A request that is being served."""
+
+    request: Request
+    right: Alone
+    # What it has to be answered, and why that ends.
+    answer: list[int]
+    reason: str
+    may_fail: bool
+    got: list[int] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> list[int]:
+        return [*self.request.held, *self.request.prompt]
+
+    @property
+    def text(self) -> list[int]:
+        return self.prompt + self.right.tokens
+
+    def check_what_was_shown(self) -> None:
+        """A strategy observes the row's tokens, a processor one more of them with each call."""
+        if self.may_fail:
+            # Once a sampler has raised, any token stands for what it would have drawn.
+            return
+        if self.request.strategy is not None:
+            seen = self.request.strategy.seen
+            assert seen == self.text[: len(seen)]
+        for processor in self.request.processors:
+            histories = getattr(processor, "histories", [])
+            assert histories == [self.text[: len(self.prompt) + i] for i in range(len(histories))]
+
+    def check(self, response: Any) -> None:
+        n = len(self.got)
+        self.got.append(response.token)
+        assert self.got == self.answer[: n + 1]
+        assert gap([response.logprobs], self.right.rows[n : n + 1]) < CLOSE
+        assert response.finish_reason == (self.reason if self.got == self.answer else None)
+        assert response.from_draft <= (self.request.strategy is not None)
+        self.check_what_was_shown()
+
+
+class Programs(RuleBasedStateMachine):
+    family: str
+
+    @initialize(prefill=st.sampled_from([3, 2048]))
+    def start(self, prefill: int) -> None:
+        TALLY["examples"] += 1
+        self.model = model_of(self.family).model
+        self.generator = BatchGenerator(self.model, prefill_step_size=prefill, draft_costs=FREE)
+        self.rows: dict[int, Row] = {}
+        # Caches with the tokens that they hold, as they were returned.
+        self.kept: list[tuple[list[Any], list[int]]] = []
+
+    def keep(self, layers: list[Any], tokens: Sequence[int]) -> None:
+        """The cache of a row, which behaves as if it were fed its tokens alone."""
+        apart = gap(next_turn(self.model, copy.deepcopy(layers)), turn(self.family, tuple(tokens)))
+        assert apart < CLOSE_AFTER
+        self.kept.append((layers, list(tokens)))
+
+    def ask(self, request: Request, data: st.DataObject) -> None:
+        """Insert a request with drafts, an end and a fault that are drawn."""
+        temperature, processed = data.draw(st.sampled_from([(0.0, False), (0.0, True), (1.0, False), (1.0, True)]))
+        right = solo(self.family, (*request.held, *request.prompt), temperature, processed)
+        request.max_tokens = data.draw(st.integers(1, LONGEST))
+        if right.sure < request.max_tokens:
+            return
+        if temperature:
+            request.sampler = Drawing(temperature)
+        if processed:
+            request.processors = [Watching()]
+        if data.draw(st.booleans()):
+            start = data.draw(st.integers(0, request.max_tokens - 1))
+            request.stop = right.tokens[start : start + data.draw(st.integers(1, 3))]
+        answer, reason = until(right.tokens, request.max_tokens, request.stop)
+        if (share := data.draw(st.sampled_from([None, 0.0, 0.5, 1.0, 1.0]))) is not None:
+            request.strategy = Partly([*request.held, *request.prompt, *right.tokens], share)
+            request.num_draft_tokens = data.draw(st.integers(1, 7))
+            request.costs = data.draw(st.sampled_from([None, FREE]))
+        part = data.draw(BREAKS)
+        if part in ("propose", "observe", "accept") and request.strategy is None:
+            part = None
+        if part is not None:
+            break_part(request, part, data.draw(st.integers(0, 4)))
+        self.rows[insert(self.generator, request)] = Row(request, right, answer, reason, part is not None)
+
+    @precondition(lambda self: len(self.rows) < ROWS)
+    @rule(prompt=PROMPTS, data=st.data())
+    def insert(self, prompt: tuple[int, ...], data: st.DataObject) -> None:
+        self.ask(Request(prompt, 0), data)
+
+    @precondition(lambda self: len(self.rows) < ROWS and self.kept)
+    @rule(prompt=PROMPTS, data=st.data())
+    def go_on(self, prompt: tuple[int, ...], data: st.DataObject) -> None:
+        """From a cache that was returned, which stays as it is."""
+        layers, tokens = data.draw(st.sampled_from(self.kept))
+        self.ask(Request(prompt, 0, cache=layers, held=tokens), data)
+
+    def steps(self, n: int) -> None:
+        for _ in range(n):
+            for response in self.generator.next()[1]:
+                self.take(response)
+
+    def take(self, response: Any) -> None:
+        row = self.rows[response.uid]
+        if response.finish_reason == "error":
+            assert row.may_fail
+        else:
+            row.check(response)
+        if response.finish_reason is not None:
+            del self.rows[response.uid]
+            if response.finish_reason != "error":
+                assert response.all_tokens == row.prompt + row.answer
+                self.keep(response.prompt_cache, response.all_tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(n=st.integers(1, 3))
+    def step(self, n: int) -> None:
+        self.steps(n)
+
+    def held_by(self, uid: int, layers: list[Any], tokens: Sequence[int]) -> None:
+        """What is had of a row on the way holds at least what was returned of it."""
+        row = self.rows[uid]
+        assert list(tokens) == row.text[: len(tokens)]
+        assert not row.got or len(tokens) >= len(row.prompt) + len(row.got)
+        self.keep(layers, tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def extract(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.rows)))
+        layers, tokens = self.generator.extract_cache([uid])[uid]
+        self.held_by(uid, layers, tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), with_cache=st.booleans())
+    def cancel(self, data: st.DataObject, with_cache: bool) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.rows)))
+        removed = self.generator.remove([uid], return_prompt_caches=with_cache)
+        assert list(removed) == [uid] * with_cache
+        if with_cache:
+            self.held_by(uid, *removed[uid])
+        del self.rows[uid]
+
+    @precondition(lambda self: self.rows)
+    @rule()
+    def finish(self) -> None:
+        """Every request ends, in no more steps than it has tokens and parts of a prompt."""
+        self.steps(2 * LONGEST + 21)
+        assert not self.rows
+        assert self.generator.next() == ([], [])
+
+    def teardown(self) -> None:
+        if hasattr(self, "generator"):
+            self.generator.close()
+
+
+def run_programs(family: str, profile: settings = PROGRAMS) -> None:
+    run_state_machine_as_test(type("Programs", (Programs,), {"family": family}), settings=profile)

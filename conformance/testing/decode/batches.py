@@ -1,0 +1,188 @@
+"""Requests of a batch that are drafted from scripts, what a batch answers, and what each of them is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.draft import BlockCosts, DraftStats, Planner
+from mlx_lm.generate import BatchGenerator, StopSequences, generate_step
+from mlx_lm.sample_utils import greedy_sampler
+
+from conformance.testing.drafts.scripted import Scripted
+from conformance.testing.tally import TALLY
+
+VOCAB, DRAFT = 64, 5
+# What a block costs where rows without drafts are asked as well: nothing, so that all drafts are fed.
+FREE = BlockCosts((1, 1024), (1.0, 1.0))
+# Two candidates that are closer than this may be swapped by the noise of a forward pass.
+NEAR_TIE = 1e-3
+
+
+class Partly(Scripted):
+    """Drafts the right continuation, but a wrong token after a share of it: right tokens follow that one."""
+
+    def __init__(self, right: Sequence[int], share: float) -> None:
+        super().__init__(right, VOCAB)
+        self.share = share
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        start = len(self.seen)
+        draft = self.right[start : start + n_max]
+        wrong = int(self.share * len(draft))
+        if wrong < len(draft):
+            draft[wrong] = (draft[wrong] + 1) % VOCAB
+        return draft
+
+
+class Drawing:
+    """A sampler with a key of its own: one call too many or out of order moves all that follow."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.key = mx.random.key(5)
+        # By how much each token was preferred to the next one.
+        self.margins: list[float] = []
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        self.key, key = mx.random.split(self.key)
+        scores = logprobs + self.temperature * mx.random.gumbel(logprobs.shape, key=key)
+        best = mx.sort(scores, axis=-1)[0, -2:]
+        self.margins.append((best[1] - best[0]).item())
+        return greedy_sampler(scores)
+
+
+class Watching:
+    """A logits processor that notes what it is shown, and raises another token at each call."""
+
+    def __init__(self) -> None:
+        self.histories: list[list[int]] = []
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        self.histories.append(tokens.tolist())
+        return logits.at[:, 11 * len(self.histories) % VOCAB].add(2.0)
+
+
+@dataclass
+class Alone:
+    """What plain decoding makes of a prompt."""
+
+    tokens: list[int]
+    rows: list[mx.array]
+    # So many tokens are no near ties: whatever computes them, they are the same.
+    sure: int
+
+
+def alone(model: Any, prompt: Sequence[int], n: int, temperature: float = 0, processors: Sequence[Any] = ()) -> Alone:
+    drawing = Drawing(temperature)
+    steps = generate_step(
+        mx.array(prompt), model, max_tokens=n, sampler=drawing, logits_processors=list(processors) or None
+    )
+    tokens, rows = zip(*steps, strict=True)
+    ties = (i for i, margin in enumerate(drawing.margins[:n]) if margin < NEAR_TIE)
+    return Alone(list(tokens), list(rows), next(ties, n))
+
+
+@dataclass
+class Request:
+    prompt: Sequence[int]
+    max_tokens: int
+    strategy: Any = None
+    sampler: Any = None
+    processors: Sequence[Any] = ()
+    # The tokens that end the answer where they stand in a row.
+    stop: Sequence[int] = ()
+    # A cache to go on from, and the tokens that it holds.
+    cache: list[Any] | None = None
+    held: Sequence[int] = ()
+    num_draft_tokens: int = DRAFT
+    costs: Any = None
+
+    @property
+    def planner(self) -> Planner | None:
+        if self.strategy is None:
+            return None
+        return Planner(self.strategy, self.num_draft_tokens, DraftStats(), self.costs)
+
+
+def insert(generator: BatchGenerator, request: Request) -> int:
+    """Its place in the queue of the generator."""
+    uid: int
+    (uid,) = generator.insert(
+        [list(request.prompt)],
+        [request.max_tokens],
+        caches=None if request.cache is None else [request.cache],
+        all_tokens=[list(request.held)],
+        samplers=[request.sampler],
+        logits_processors=[list(request.processors)],
+        stop_sequences=[StopSequences([request.stop] if request.stop else None)],
+        planners=[request.planner],
+    )
+    return uid
+
+
+@dataclass
+class Answer:
+    """What a batch returned of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    rows: list[mx.array] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    # The response that ended it.
+    last: Any = None
+
+    def take(self, response: Any) -> None:
+        assert self.last is None, "there are responses after the last one"
+        if response.finish_reason is not None:
+            self.last = response
+        if response.finish_reason != "error":
+            self.tokens.append(response.token)
+            self.rows.append(response.logprobs)
+            self.drafted.append(response.from_draft)
+
+
+def answers(generator: BatchGenerator, requests: Iterable[Request]) -> list[Answer]:
+    """Serve requests that come at once."""
+    found = {insert(generator, request): Answer() for request in requests}
+    while responses := generator.next_generated():
+        for response in responses:
+            found[response.uid].take(response)
+    TALLY["tokens"] += sum(len(answer.tokens) for answer in found.values())
+    return list(found.values())
+
+
+def until(tokens: Sequence[int], max_tokens: int, stop: Sequence[int]) -> tuple[list[int], str]:
+    """What of an answer is to be returned, and the reason that it ends there."""
+    for n in range(1, max_tokens + 1):
+        if stop and list(tokens[max(n - len(stop), 0) : n]) == list(stop):
+            return list(tokens[:n]), "stop"
+    return list(tokens[:max_tokens]), "length"
+
+
+class Broken(Exception):
+    """What a part of a request raises."""
+
+
+def breaking(function: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The function, which raises at its call number ``at``, counted from 0."""
+    calls = count()
+
+    def called(*args: Any) -> Any:
+        if next(calls) == at:
+            raise Broken(f"call {at}")
+        return function(*args)
+
+    return called
+
+
+def break_part(request: Request, part: str, at: int) -> None:
+    """Let the sampler, the processor or a method of the strategy of a request raise."""
+    if part == "sampler":
+        request.sampler = breaking(request.sampler or greedy_sampler, at)
+    elif part == "processor":
+        request.processors = [*request.processors, breaking(lambda _, logits: logits, at)]
+    else:
+        setattr(request.strategy, part, breaking(getattr(request.strategy, part), at))

@@ -1,0 +1,1 @@
+"""Drafters that know the answer, and the backward scan."""

@@ -1,0 +1,1 @@
+"""Faults to plant: what the checks have to find."""

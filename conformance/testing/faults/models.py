@@ -1,0 +1,172 @@
+"""What a check of a model has to tell apart: devices whose blocks are a little off, and rollbacks that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache
+
+from conformance.testing.models.layers import tapped
+
+
+class OfAnotherKernel:
+    """A model that is a little off wherever several tokens are fed at once, as on a device with a kernel for blocks.
+
+    The logits are off by up to ``logits``. The layers are off by a share of what they compute, so that the keys, values
+    and states that a block leaves are off too.
+    """
+
+    def __init__(self, model: Any, logits: float = 0.0, layers: float = 0.0) -> None:
+        self.model, self.bound, self.share = model, logits, layers
+        self.layers = model.layers
+        self.key = mx.random.key(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def seed(self, inputs: mx.array) -> None:
+        """The same block is off in the same way each time."""
+        self.key = mx.random.key(hash(tuple(inputs[0].tolist())) % 2**32)
+
+    def noise(self, shape: tuple[int, ...]) -> mx.array:
+        self.key, key = mx.random.split(self.key)
+        drawn: mx.array = mx.random.uniform(-1, 1, shape, key=key)
+        return drawn
+
+    def tap(self, layer: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = call(layer, *args, **kwargs)
+        first = made[0] if isinstance(made, tuple) else made
+        off = first * (1 + self.share * self.noise(first.shape))
+        return (off, *made[1:]) if isinstance(made, tuple) else off
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        several = inputs.shape[1] > 1
+        if several:
+            self.seed(inputs)
+        with tapped(self.model, self.tap) if several and self.share else nullcontext():
+            logits: mx.array = self.model(inputs, cache=cache)
+        return logits + self.bound * self.noise(logits.shape) if several and self.bound else logits
+
+
+accept = BlockVerifier.accept
+quantized_trim = QuantizedKVCache.trim
+kv_trim, rotating_trim, arrays_trim = KVCache.trim, RotatingKVCache.trim, ArraysCache.trim
+
+
+def trim_one_short(cache: KVCache, n: int) -> int:
+    kv_trim(cache, max(n - 1, 0))
+    return n
+
+
+def trim_one_far(cache: KVCache, n: int) -> int:
+    kv_trim(cache, n + (n > 0))
+    return n
+
+
+def trim_and_swap_the_last_rows(cache: KVCache, n: int) -> int:
+    """The number of rows is right, their order is not."""
+    kv_trim(cache, n)
+    last = mx.array([cache.offset - 1, cache.offset - 2])
+    cache.keys[..., cache.offset - 2 : cache.offset, :] = cache.keys[..., last, :]
+    return n
+
+
+def trim_and_clear_a_row(cache: KVCache, n: int) -> int:
+    kv_trim(cache, n)
+    cache.values[..., cache.offset - 1, :] = 0
+    return n
+
+
+def trim_quantized_one_short(cache: QuantizedKVCache, n: int) -> int:
+    quantized_trim(cache, max(n - 1, 0))
+    return n
+
+
+def trim_quantized_one_far(cache: QuantizedKVCache, n: int) -> int:
+    quantized_trim(cache, n + (n > 0))
+    return n
+
+
+def trim_out_of_step(cache: RotatingKVCache, n: int) -> int:
+    """Each key gets the value of another token."""
+    rotating_trim(cache, n)
+    cache.values = mx.roll(cache.values, int(n > 0), axis=2)
+    return n
+
+
+def trim_to_the_wrong_place(cache: RotatingKVCache, n: int) -> int:
+    """The rows move by one: the next token is written over one that is right."""
+    rotating_trim(cache, n)
+    cache.keys, cache.values = (mx.roll(rows, int(n > 0), axis=2) for rows in (cache.keys, cache.values))
+    return n
+
+
+def keep_the_rejected_rows(cache: RotatingKVCache, n: int) -> int:
+    cache.offset -= n
+    return n
+
+
+def keep_the_state(_: ArraysCache, n: int) -> int:
+    return n
+
+
+def trim_one_row_late(cache: ArraysCache, n: int) -> int:
+    """The state holds the first of the tokens that are dropped."""
+    if n > 1:
+        arrays_trim(cache, n - 1)
+    cache.advance(-(n > 0))
+    return n
+
+
+def trim_to_zeros(cache: ArraysCache, n: int) -> int:
+    arrays_trim(cache, n)
+    if n > 0:
+        cache.cache = [*cache.cache[:-1], mx.zeros_like(cache.cache[-1])]
+    return n
+
+
+def one_rejected_token_stays(verifier: BlockVerifier, n_accepted: int) -> None:
+    accept(verifier, min(n_accepted + 1, verifier._n_draft))
+
+
+def one_accepted_token_goes(verifier: BlockVerifier, n_accepted: int) -> None:
+    accept(verifier, max(n_accepted - 1, 0))
+
+
+def nothing_is_rejected(verifier: BlockVerifier, _: int) -> None:
+    accept(verifier, verifier._n_draft)
+
+
+# By the kind of cache: the class whose method is replaced, the method, and what with.
+FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
+    "kv": [
+        (KVCache, "trim", trim_one_short),
+        (KVCache, "trim", trim_one_far),
+        (KVCache, "trim", trim_and_swap_the_last_rows),
+        (KVCache, "trim", trim_and_clear_a_row),
+        (BlockVerifier, "accept", one_rejected_token_stays),
+        (BlockVerifier, "accept", nothing_is_rejected),
+    ],
+    "quantized": [
+        (QuantizedKVCache, "trim", trim_quantized_one_short),
+        (QuantizedKVCache, "trim", trim_quantized_one_far),
+        (BlockVerifier, "accept", one_rejected_token_stays),
+        (BlockVerifier, "accept", nothing_is_rejected),
+    ],
+    "window": [
+        (RotatingKVCache, "trim", trim_to_the_wrong_place),
+        (RotatingKVCache, "trim", trim_out_of_step),
+        (RotatingKVCache, "trim", keep_the_rejected_rows),
+        (BlockVerifier, "accept", one_rejected_token_stays),
+    ],
+    "recurrent": [
+        (ArraysCache, "trim", keep_the_state),
+        (ArraysCache, "trim", trim_one_row_late),
+        (ArraysCache, "trim", trim_to_zeros),
+        (BlockVerifier, "accept", nothing_is_rejected),
+    ],
+}

@@ -1,0 +1,125 @@
+"""Faults that are planted in the process of a server: what its tests have to find."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm import server
+from mlx_lm.draft.options import DraftOptions
+from mlx_lm.models import llama
+from mlx_lm.models.cache import LRUPromptCache
+
+from conformance import ROOT
+
+# In seconds. A server stops in less, however long what it does takes.
+SOON, TOO_LONG = 4.0, 12.0
+
+
+def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
+    """The variables of a process that starts with a fault, or with what shows one."""
+    start = folder / "sitecustomize.py"
+    start.write_text(f"from {fault.__module__} import {fault.__name__}\n{fault.__name__}()\n")
+    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def drop_the_options() -> None:
+    server.request_draft_options = lambda *_, **__: DraftOptions()
+
+
+def store_a_token_too_many() -> None:
+    """A cache holds one token more than it is stored for."""
+    insert = LRUPromptCache.insert_cache
+
+    def insert_longer(self: Any, model: Any, tokens: Any, cache: Any, **kwargs: Any) -> None:
+        insert(self, model, tokens[:-1], cache, **kwargs)
+
+    LRUPromptCache.insert_cache = insert_longer
+
+
+def keep_every_cache() -> None:
+    insert, kept = LRUPromptCache.insert_cache, []
+
+    def insert_and_keep(self: Any, model: Any, tokens: Any, cache: Any, **kwargs: Any) -> None:
+        kept.append(deepcopy(cache))
+        insert(self, model, tokens, cache, **kwargs)
+
+    LRUPromptCache.insert_cache = insert_and_keep
+
+
+def show_another_prefix() -> None:
+    """Logits processors see the cached part of a prompt in another order."""
+    fetch, make, n_cached = server.ResponseGenerator._fetch_cache, server.make_logits_processors, [0]
+
+    def fetch_and_note(self: Any, tokens: Any) -> Any:
+        cache, n_cached[0] = fetch(self, tokens)
+        return cache, n_cached[0]
+
+    def shown(tokens: Any) -> Any:
+        n = n_cached[0]
+        return mx.concatenate([tokens[:n][::-1], tokens[n:]])
+
+    def make_misled(*args: Any) -> Any:
+        return [lambda tokens, logits, f=f: f(shown(tokens), logits) for f in make(*args)]
+
+    server.ResponseGenerator._fetch_cache = fetch_and_note
+    server.make_logits_processors = make_misled
+
+
+def answer_in_words() -> None:
+    """An error is a text and not an object."""
+    server._error = lambda code, message: {"error": message}
+
+
+def never_look_at_the_client() -> None:
+    """A client that waits for the whole answer is not looked at meanwhile."""
+    server.APIHandler._check_client = lambda _: None
+
+
+def save_often() -> None:
+    """Not a fault: the shared memory is written ten times a second."""
+    server.SAVE_INTERVAL = 0.1
+
+
+def load_slowly() -> None:
+    """Not a fault: a model takes longer to load than a server may take to stop."""
+    load = server.load
+
+    def load_late(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(TOO_LONG)
+        return load(*args, **kwargs)
+
+    server.load = load_late
+
+
+def prefill_slowly() -> None:
+    """Not a fault: each chunk of a prompt takes half a second."""
+    call = llama.Model.__call__
+
+    def call_late(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if inputs.shape[1] > 1:
+            time.sleep(0.5)
+        return call(self, inputs, *args, **kwargs)
+
+    llama.Model.__call__ = call_late
+
+
+def load_slowly_and_wait() -> None:
+    """A server that stops waits for its model."""
+    load_slowly()
+    stop_and_join = server.ResponseGenerator.stop_and_join
+    server.ResponseGenerator.stop_and_join = lambda self, timeout=None: stop_and_join(self)
+
+
+def prefill_slowly_and_wait() -> None:
+    """A server that stops waits for a prompt."""
+    prefill_slowly()
+    server.ResponseGenerator._ends_early = lambda *_: False
+    stop_and_join = server.ResponseGenerator.stop_and_join
+    server.ResponseGenerator.stop_and_join = lambda self, timeout=None: stop_and_join(self)

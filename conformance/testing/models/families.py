@@ -1,0 +1,205 @@
+"""One model for each kind of cache, what it is fed, and a speculative decoder that is too simple to be wrong."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from unittest.mock import MagicMock, patch
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step, stream_generate
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.sample_utils import greedy_sampler
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from conformance.testing.decode.replay import Step, noise, plain
+from conformance.testing.drafts.scripted import Scripted
+from conformance.testing.models.architectures import CONFIGS, build, make_cache
+
+# Stock releases have none, and their own speculative decoding is checked too.
+if TYPE_CHECKING:
+    from mlx_lm.draft import DraftStats
+
+GENERATE = sys.modules["mlx_lm.generate"]
+VOCAB, WINDOW, K = 64, 16, 3
+PROMPT = [(7 * i + 3) % VOCAB for i in range(21)]
+QUANTIZED = {"kv_bits": 8, "kv_group_size": 32}
+# What generate_step is told beside the cache; the second start falls inside a block.
+OPTIONS: dict[str, dict[str, int]] = {
+    "llama quantized": QUANTIZED | {"quantized_kv_start": 0},
+    "llama quantized late": QUANTIZED | {"quantized_kv_start": len(PROMPT) + 4},
+}
+FAMILIES = ["llama", "llama max_kv_size", *OPTIONS, "gemma3_text", "mamba", "qwen3_next", "lfm2", "llama4", "falcon_h1"]
+FAMILIES += ["baichuan_m1", "deepseek_v41", "nanbeige", "iquestloopcoder", "gemma4_text", "longcat_flash_ngram"]
+# Its cache cannot drop the end of a block: it is restored, and accepted tokens are fed again.
+RESTORED = {"deepseek_v41"}
+
+
+class Counted:
+    """A model that notes the length of every block it is fed, and makes the cache that a test wants."""
+
+    def __init__(self, model: Any, make: Callable[[], list[Any]] | None = None) -> None:
+        self.model, self.layers = model, model.layers
+        self.make_cache = make or (lambda: make_cache(model))
+        self.blocks: list[int] = []
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        self.blocks.append(inputs.size)
+        logits: mx.array = self.model(inputs, cache=cache)
+        return logits
+
+
+@cache
+def model_of(family: str) -> Counted:
+    # With a window in every other layer, as it comes, llama would be one more sliding model.
+    full = {"layer_types": None, "sliding_window": None, "head_dim": 32}
+    with patch.dict(CONFIGS, {"llama": CONFIGS["llama"] | full}):
+        model = build(family.split()[0])
+    if family == "llama max_kv_size":
+        return Counted(model, lambda: [RotatingKVCache(WINDOW, keep=4) for _ in model.layers])
+    return Counted(model)
+
+
+def tolerance(model: Any) -> float:
+    """How far log probabilities may be apart: nothing where the rows of a block are those of single steps."""
+    return 8 * noise(model, PROMPT, plain(model, PROMPT, 16))
+
+
+@cache
+def allowed(family: str) -> float:
+    model = model_of(family)
+    quantized = Counted(model.model, lambda: [KVCache().to_quantized(32, 8) for _ in model.layers])
+    return max(tolerance(source) for source in ([model, quantized] if family in OPTIONS else [model]))
+
+
+def shape(layers: list[Any]) -> list[Any]:
+    """What caches that hold the same tokens have in common, whatever the order of their rows."""
+    inner = [shape(list(c.caches)) if hasattr(c, "caches") else [] for c in layers]
+    return [(type(c), getattr(c, "offset", 0), i) for c, i in zip(layers, inner, strict=True)]
+
+
+@cache
+def stepwise(family: str, n: int) -> tuple[list[Step], list[list[Any]]]:
+    """Plain decoding's steps, and a copy of its cache at each of them."""
+    model = model_of(family)
+    layers = make_cache(model)
+    steps, held = [], []
+    for step in generate_step(mx.array(PROMPT), model, max_tokens=n, prompt_cache=layers, **OPTIONS.get(family, {})):
+        steps.append(step)
+        held.append(deepcopy(layers))
+    return steps, held
+
+
+class Exit(NamedTuple):
+    """The steps that a consumer got, the generator if it is still open, and whether it gave the right reason."""
+
+    steps: list[Any]
+    generator: Any = None
+    reason: bool = True
+
+
+class Startable(Protocol):
+    """A drafted run that is still to be started."""
+
+    @property
+    def steps(self) -> Callable[..., Any]: ...
+
+
+class Stop(Exception):
+    pass
+
+
+# Ways to stop after n tokens.
+
+
+def at_the_limit(run: Startable, n: int) -> Exit:
+    return Exit(list(run.steps(max_tokens=n)))
+
+
+def by_close(run: Startable, n: int) -> Exit:
+    generator = run.steps(max_tokens=-1)
+    steps = list(islice(generator, n))
+    generator.close()
+    return Exit(steps, generator)
+
+
+def by_throw(run: Startable, n: int) -> Exit:
+    generator = run.steps(max_tokens=2 * n)
+    steps = list(islice(generator, n))
+    with pytest.raises(Stop):
+        generator.throw(Stop())
+    return Exit(steps, generator)
+
+
+def tokenizer(*eos: int) -> Any:
+    made = MagicMock(spec=TokenizerWrapper)
+    made.eos_token_ids = set(eos)
+    made.detokenizer = MagicMock(last_segment="")
+    return made
+
+
+def lookup(model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Any:
+    """speculative_generate_step with a drafter of the test's, whose drafts are fed whatever they cost."""
+    step = GENERATE.speculative_generate_step
+    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, "disable_adaptive_gate": True}
+    return step(mx.array(prompt), model, **arguments, **kwargs)
+
+
+def stream(tokenizer: Any, model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Iterator[Any]:
+    """stream_generate with a drafter of the test's."""
+    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, "disable_adaptive_gate": True}
+    yield from stream_generate(model, tokenizer, mx.array(prompt), **arguments, **kwargs)
+
+
+def seeded(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[Step]:
+    """Plain decoding, from the seed that the drafted run gets."""
+    mx.random.seed(7)
+    return list(generate_step(mx.array(prompt), model, max_tokens=n, **kwargs))
+
+
+def scripted(prompt: list[int], steps: list[Step]) -> Scripted:
+    return Scripted(prompt + [token for token, _ in steps], VOCAB)
+
+
+def reference(model: Any, prompt: list[int], n: int, drafter: Scripted) -> tuple[list[tuple[int, bool]], DraftStats]:
+    """Greedy speculative decoding on copies: what a block was fed never stays, right tokens are fed one by one."""
+    from mlx_lm.draft import DraftStats
+
+    layers, stats = make_cache(model), DraftStats()
+    steps: list[tuple[int, bool]] = []
+    for token in prompt[:-1]:
+        model(mx.array([[token]]), cache=layers)
+    last, right = prompt[-1], list(prompt)
+    while len(steps) <= n:
+        drafter.observe(right)
+        n_max = min(K, n - len(steps))
+        draft = list(drafter.propose(n_max)) if n_max else []
+        rows = greedy_sampler(model(mx.array([[last, *draft]]), cache=deepcopy(layers))[0]).tolist()
+        n_right = next((i for i, token in enumerate(draft) if token != rows[i]), len(draft))
+        if draft:
+            drafter.accept(n_right, len(draft))
+        for token in [last, *draft[:n_right]]:
+            model(mx.array([[token]]), cache=layers)
+        last, right = rows[n_right], rows[: n_right + 1]
+        stats.drafted += len(draft)
+        stats.accepted += n_right
+        stats.forwards += 1
+        steps += [(token, i < n_right) for i, token in enumerate(right)]
+    return steps[:n], stats
+
+
+def mutant(function: Callable[..., Any], right: str, wrong: str) -> Callable[..., Any]:
+    """The function with one piece of its source replaced: a fault that no patch of a name can plant."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(right) == 1, f"{right!r} is not in the source once"
+    names = dict(vars(sys.modules[function.__module__]))
+    exec(compile(source.replace(right, wrong), function.__name__, "exec"), names)
+    made: Callable[..., Any] = names[function.__name__]
+    return made

@@ -1,0 +1,41 @@
+"""Models of random weights on disk, so that a server can load them; a token is a character."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from unittest.mock import patch
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from conformance.testing.models.architectures import CONFIGS, build
+
+CHARACTERS = string.ascii_letters + string.digits + "._"
+# The models have no such token, so only a limit or a stop word ends an answer.
+END = len(CHARACTERS)
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}_{% endfor %}"
+
+
+def save(name: str, folder: Path) -> Path:
+    """Write the model of an architecture with a tokenizer, and return where they are.
+
+    A text is encoded as it was decoded: a prompt that goes on from an answer holds the tokens of the answer.
+    """
+    config = CONFIGS[name] | {"model_type": name, "eos_token_id": END}
+    assert config["vocab_size"] == len(CHARACTERS)
+    with patch.dict(CONFIGS, {name: config}):
+        weights = dict(tree_flatten(build(name).parameters()))
+    path = folder / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(CHARACTERS)}, []))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", chat_template=CHAT_TEMPLATE)
+    fast.save_pretrained(path)
+    return path

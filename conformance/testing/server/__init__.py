@@ -1,0 +1,1 @@
+"""A real server process, its clients and their requests."""

@@ -1,0 +1,176 @@
+"""A real `mlx_lm.server` process on loopback, and a small client: what the tests of the server share.
+
+with serve("--draft-type", "auto") as server:
+    answer = server.post({"messages": [...], "max_tokens": 8})
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from conformance import FIXTURE
+
+CHAT = "/v1/chat/completions"
+# Compiled functions would cost the start of a C++ compiler each.
+FAST = {"MLX_DISABLE_COMPILE": "1"}
+TEXT = "/v1/completions"
+# No answer takes this long: a request that does is one that hangs.
+TIMEOUT = 60.0
+# Loading a large model from a slow disk takes this long at the most.
+START_TIMEOUT = 300.0
+TAIL = 4000
+ABORT = "terminate called without an active exception\n"
+
+
+class ServerFailed(AssertionError):
+    """The server did not start, died or did not stop; the end of its log is in the message."""
+
+
+@dataclass
+class Stream:
+    """What came of a streamed request: the events, and whether the stream was ended as it should be."""
+
+    status: int
+    events: list[dict[str, Any]]
+    done: bool
+    body: str = ""
+
+    @property
+    def text(self) -> str:
+        choices = [c for e in self.events for c in e.get("choices", [])]
+        return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
+
+
+class Client:
+    """Requests to a server at an address, each with a timeout."""
+
+    def __init__(self, url: str, timeout: float = TIMEOUT) -> None:
+        self.url = url
+        self.timeout = timeout
+
+    def post(self, body: Any, path: str = CHAT) -> requests.Response:
+        """Send a body, as JSON unless it is bytes, and read the whole answer."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        return requests.post(self.url + path, data=data, headers=headers, timeout=self.timeout)
+
+    def stream(self, body: dict[str, Any], path: str = CHAT) -> Stream:
+        """Send a body with ``stream`` set, and read the events to the end."""
+        response = self.post({**body, "stream": True}, path)
+        return read_stream(response)
+
+    def healthy(self) -> bool:
+        return bool(requests.get(self.url + "/health", timeout=self.timeout).status_code == 200)
+
+    def raw(self, request: bytes) -> bytes:
+        """Send bytes as they are, say that no more will follow, and read until the server closes."""
+        host, port = self.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=self.timeout) as connection:
+            connection.sendall(request)
+            # A server that has answered and closed already is fine.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def read_stream(response: requests.Response) -> Stream:
+    """The events of a whole answer; comments, which keep the connection alive, are skipped."""
+    lines = [line for line in response.content.decode().split("\n\n") if line.startswith("data: ")]
+    done = bool(lines) and lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[: -1 if done else None]]
+    return Stream(response.status_code, events, done, response.text)
+
+
+class Server(Client):
+    """A client of a server that runs in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        super().__init__(f"http://127.0.0.1:{port}")
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        """All that the server has printed."""
+        return self._log.read_text(errors="replace")
+
+    def wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline:
+            self.check_alive()
+            try:
+                if self.healthy():
+                    return
+            except requests.ConnectionError:
+                pass
+            time.sleep(0.1)
+        raise ServerFailed(f"the server did not answer /health\n{self.log[-TAIL:]}")
+
+    def check_alive(self) -> None:
+        if self.process.poll() is not None:
+            raise ServerFailed(f"the server ended with {self.process.returncode}\n{self.log[-TAIL:]}")
+
+    def stop(self) -> None:
+        """End it as Ctrl-C does; what it saves on the way out is saved."""
+        self.check_alive()
+        self.process.send_signal(signal.SIGINT)
+        try:
+            code = self.process.wait(self.timeout)
+        except subprocess.TimeoutExpired:
+            raise ServerFailed(f"the server did not stop\n{self.log[-TAIL:]}") from None
+        # A thread that generated may still free its mlx state while Python ends, and then waits for a lock that is
+        # gone, which is an abort (mlx 0.32.4, Python 3.11); all that the server does on its way out is done by then.
+        if code != 0 and not (code == -signal.SIGABRT and self.log.endswith(ABORT)):
+            raise ServerFailed(f"the server stopped with {code}\n{self.log[-TAIL:]}")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextmanager
+def serve(*args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server of a model with further options of its command line; it is healthy when it is yielded.
+
+    Args:
+        args: options of mlx_lm.server.
+        model: what it loads.
+        env: variables beside those of this process.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
+                # A shell lets what it runs in the background ignore Ctrl-C, and a child inherits that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        server = Server(process, port, log)
+        try:
+            server.wait_until_healthy()
+            yield server
+            server.stop()
+        finally:
+            process.kill()
+            process.wait()

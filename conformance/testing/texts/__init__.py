@@ -1,0 +1,1 @@
+"""Texts that answers repeat, and token streams of such answers."""
