@@ -18,7 +18,7 @@ from conformance import FIXTURE
 from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
 from conformance.scorecard import plugin as scorecard
-from conformance.scorecard.rows import THE_SUITE, find
+from conformance.scorecard.rows import THE_SUITE
 from conformance.testing.device import device
 from conformance.testing.faults.planted import Fault
 
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Planted faults and the commands of the suite say nothing of a release: to ask them once is enough."""
     try:
         for item in items:
-            if find(item.nodeid).group == THE_SUITE:
+            if scorecard.row_of(item).group == THE_SUITE:
                 item.add_marker("selftest")
     except LookupError as error:
         raise pytest.UsageError(str(error)) from error

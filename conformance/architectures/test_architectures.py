@@ -69,6 +69,7 @@ def trim_to_a_late_conv_state(cache: ArraysCache, n: int) -> int:
     return n
 
 
+@pytest.mark.planted
 @planted(
     ("llama", KVCache, "trim", trim_one_short),
     ("gemma3_text", RotatingKVCache, "trim", trim_to_the_wrong_place),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.caches.test_batch_machines import BATCHES
 from conformance.surface.__main__ import known
+from conformance.testing.caches.batch_machine import BATCHES
 from conformance.testing.caches.layer_io import leaves
 from conformance.testing.caches.machines import KINDS, CacheMachine, run, small_steps
 

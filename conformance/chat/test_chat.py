@@ -97,6 +97,7 @@ def test_with_drafts(name: str, plain: Chat, folder: Path) -> None:
         assert not no_better(session.turns[:4])
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", ["forgets", "feeds_twice"])
 def test_a_planted_fault_is_found(fault: str, folder: Path) -> None:
     session = chat(folder, QUERIES[:2], *DRAFTING["suffix"], fault=fault)
@@ -121,6 +122,7 @@ def test_ctrl_c_ends_an_answer(args: tuple[str, ...], folder: Path) -> None:
     check_interrupted(folder, *args)
 
 
+@pytest.mark.planted
 def test_an_answer_that_goes_on_is_found(folder: Path) -> None:
     with pytest.raises(AssertionError):
         check_interrupted(folder, *DRAFTING["suffix"], queries=1, fault="does_not_stop")

@@ -251,6 +251,7 @@ def test_a_new_option_needs_a_destination(command: str, monkeypatch: pytest.Monk
     assert TABLES in complaint
 
 
+@pytest.mark.planted
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", ["--num-draft-tokens", "--disable-adaptive-gate", "--draft-margin"])
@@ -269,6 +270,7 @@ def test_an_option_that_is_dropped_is_found(command: str, option: str, monkeypat
     assert any("drops it" in complaint for complaint in complaints(command, option))
 
 
+@pytest.mark.planted
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("name", "option"), [("max_tokens", "--max-tokens"), ("sampler", "--temp")])
 @pytest.mark.parametrize("drafts", [False, True])
@@ -288,6 +290,7 @@ def test_an_option_that_is_dropped_with_or_without_drafts_is_found(
     assert ("--draft-type" in complaint) == drafts
 
 
+@pytest.mark.planted
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("field", serving.OPTIONS)
 def test_a_field_of_a_request_that_is_dropped_is_found(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +304,7 @@ def test_a_field_of_a_request_that_is_dropped_is_found(field: str, monkeypatch: 
     assert any(f"drops {field} " in complaint for complaint in complaints_of_requests())
 
 
+@pytest.mark.planted
 @pytest.mark.usefixtures("fresh")
 def test_an_option_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def another(parser: argparse.ArgumentParser) -> None:

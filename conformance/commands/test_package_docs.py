@@ -46,6 +46,7 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     assert "Drafting: " in run(shlex.split(generate.replace("\\\n", " ") + " --max-tokens 20"), tmp_path)
 
 
+@pytest.mark.planted
 def test_a_command_that_is_wrong_is_found(tmp_path: Path) -> None:
     _, generate = blocks("README.md", "bash")
     with pytest.raises(AssertionError, match="invalid choice: 'automatic'"):

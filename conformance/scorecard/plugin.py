@@ -34,6 +34,16 @@ def outcome(report: pytest.TestReport) -> tuple[str, str]:
     return (FAILED, sentence(report)) if report.failed else (PASSED, "")
 
 
+def row_of(item: pytest.Item, rows: Sequence[Row] = ROWS) -> Row:
+    """
+    Raises:
+        LookupError: if its folder and marks name none, or several.
+    """
+    contract = item.get_closest_marker("contract")
+    mark = "planted" if item.get_closest_marker("planted") else str(contract.args[0]) if contract else ""
+    return find(item.nodeid, mark, rows)
+
+
 # Marks of tests about this repository and its suite, whatever is installed.
 ELSEWHERE = ("repository", "selftest", "series")
 
@@ -47,13 +57,25 @@ class Plugin:
         # Tests that were collected, and those that -k and -m took away, but for those about this repository alone.
         self.collected: set[str] = set()
         self.left_out: set[str] = set()
+        # The row of each test, where its file could be imported.
+        self.row: dict[str, str] = {}
+        self.without_a_row = ""
         self.tests: dict[str, dict[str, Any]] = {}
 
+    def note(self, items: Sequence[pytest.Item]) -> None:
+        try:
+            self.row |= {item.nodeid: row_of(item, self.rows).name for item in items}
+        except LookupError as error:
+            self.without_a_row = str(error)
+
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self.left_out |= {item.nodeid for item in items if not any(map(item.get_closest_marker, ELSEWHERE))}
+        left_out = [item for item in items if not any(map(item.get_closest_marker, ELSEWHERE))]
+        self.left_out |= {item.nodeid for item in left_out}
+        self.note(left_out)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.collected |= {item.nodeid for item in session.items}
+        self.note(session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
@@ -62,7 +84,9 @@ class Plugin:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:
         # A process that died has none.
-        self.left_out |= set(getattr(node, "workeroutput", {}).get("scorecard", []))
+        left_out, row = getattr(node, "workeroutput", {}).get("scorecard", ([], {}))
+        self.left_out |= set(left_out)
+        self.row |= row
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -87,21 +111,21 @@ class Plugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         config = session.config
         if hasattr(config, "workeroutput"):
-            config.workeroutput["scorecard"] = sorted(self.left_out)
+            config.workeroutput["scorecard"] = sorted(self.left_out), self.row
             return
         if config.option.collectonly:
             self.said = "scorecard: not written. Nothing was run."
             return
         for test in (self.collected | self.left_out) - set(self.tests):
             self.tests[test] = {"outcome": LEFT_OUT}
-        rows: dict[str, dict[str, Any]] = {}
-        try:
-            for test, result in sorted(self.tests.items()):
-                row = find(test, self.rows)
-                rows.setdefault(row.name, {})[test] = {"part": part(row, test)} | result
-        except LookupError as error:
-            self.said = f"scorecard: not written. {error}"
+        if self.without_a_row:
+            self.said = f"scorecard: not written. {self.without_a_row}"
             return
+        rows: dict[str, dict[str, Any]] = {}
+        named = {row.name: row for row in self.rows}
+        for test, result in sorted(self.tests.items()):
+            row = named[self.row[test]] if test in self.row else find(test, rows=self.rows)
+            rows.setdefault(row.name, {})[test] = {"part": part(row, test)} | result
         # With paths, files were not even collected.
         whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
         self.path.parent.mkdir(parents=True, exist_ok=True)

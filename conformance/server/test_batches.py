@@ -155,6 +155,7 @@ def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
     assert min(found.values()) >= 3, found
 
 
+@pytest.mark.planted
 @with_(keep_a_rejected_token, drop_the_options)
 def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Reference) -> None:
     # Without the gate, so that all are drafted.
@@ -164,6 +165,7 @@ def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Referen
         judge_all(requests, answers, right)
 
 
+@pytest.mark.planted
 @with_(keep_every_cache)
 def test_growing_memory_is_found(broken: Server) -> None:
     requests = [Request(r.path, r.body | {"max_tokens": 1}) for r in mixed(60)]
@@ -175,6 +177,7 @@ def test_growing_memory_is_found(broken: Server) -> None:
         check_growth(before, resident(broken), 60)
 
 
+@pytest.mark.planted
 @with_(answer_in_bulk)
 def test_a_stream_that_stands_still_is_found(broken: Server) -> None:
     load(broken, mixed(20))
@@ -242,6 +245,7 @@ def test_each_row_is_as_alone(server: Server, right: Reference, rows: list[Reque
     assert right(edit({}, **PENALTIES[0])).text != right(edit({})).text != right(edit({}, **PENALTIES[1])).text
 
 
+@pytest.mark.planted
 @with_(
     send_what_follows_a_stop_word,
     forget_parts_of_stop_words,
@@ -310,6 +314,7 @@ def test_drafting_comes_back_after_a_burst(
     check_bursts(told)
 
 
+@pytest.mark.planted
 @with_(never_draft_again)
 def test_drafting_that_does_not_come_back_is_found(broken: Server, right: Reference) -> None:
     with pytest.raises(AssertionError):
@@ -349,6 +354,7 @@ def test_an_error_fails_what_it_belongs_to(raising: Server, right: Reference, wh
     check_errors(raising, right, what)
 
 
+@pytest.mark.planted
 @with_(fail_together)
 def test_an_error_that_fails_others_is_found(broken: Server, right: Reference) -> None:
     with pytest.raises(AssertionError):

@@ -85,6 +85,7 @@ def test_errors_are_those_of_openai(server: Server, client: openai.OpenAI) -> No
     check_errors(server, client)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("broken", [answer_in_words], indirect=True)
 def test_errors_of_another_shape_are_found(broken: Server) -> None:
     with pytest.raises(AssertionError):
@@ -126,6 +127,7 @@ def test_a_client_that_is_gone(seed: Body) -> None:
         check_gone(server, seed)
 
 
+@pytest.mark.planted
 @SEEDS
 @pytest.mark.parametrize("broken", [never_look_at_the_client], indirect=True)
 def test_a_client_that_is_not_looked_at_is_found(broken: Server, seed: Body) -> None:

@@ -159,6 +159,7 @@ FAULTS: dict[str, tuple[str | None, type[Exception], str]] = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_check_sees(fault: str) -> None:
     answer, error, message = FAULTS[fault]
@@ -168,6 +169,7 @@ def test_the_check_sees(fault: str) -> None:
         check(client, body, CHAT)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("answer", ["", "HTTP/1.0 500 Error\r\n\r\n{}", OK + "{}"])
 def test_the_check_of_malformed_requests_sees(answer: str) -> None:
     with fake(answer, healthy=True) as client, pytest.raises(AssertionError):

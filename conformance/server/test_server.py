@@ -81,6 +81,7 @@ def test_the_next_request_after_a_system_prompt(server: Server, right: Reference
         assert answer.cached_tokens == cached
 
 
+@pytest.mark.planted
 @with_fault(leave_the_last_block, store_a_token_too_many)
 def test_a_wrong_prefix_is_found(broken: Server, right: Reference, models: dict[str, Path]) -> None:
     """The block that is left shows that stop words fall into the middle of what was accepted, with every model."""
@@ -111,6 +112,7 @@ def test_penalties_see_a_cached_prompt(server: Server, right: Reference, draft: 
     check_penalties(server, right, draft, seed)
 
 
+@pytest.mark.planted
 @WAYS
 @with_fault(show_another_prefix)
 def test_another_prefix_is_found(broken: Server, right: Reference, draft: Body, seed: Body) -> None:
@@ -171,6 +173,7 @@ def test_nobody_waits_for_another(server: Server, right: Reference, long_draft: 
     check_turns(server, right, drafted(LONG, long_draft), drafted(SHORT, short_draft))
 
 
+@pytest.mark.planted
 @with_fault(draft_one_by_one)
 def test_waiting_is_found(broken: Server, right: Reference) -> None:
     with pytest.raises(AssertionError, match="wait"):
@@ -246,6 +249,7 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.contract("C6")
 def test_wrong_fields_are_named(server: Server, right: Reference) -> None:
     for field, value in WRONG:
         draft = {"draft_type": "auto", field: value}
@@ -287,6 +291,7 @@ def drafting_lines(server: Server) -> list[str]:
     return re.findall(r"Drafting for chatcmpl-[0-9a-f-]{36}: (.*)", server.log)
 
 
+@pytest.mark.contract("C6")
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_line_in_the_log(server: Server, streamed: bool) -> None:
     before = drafting_lines(server)

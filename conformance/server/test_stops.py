@@ -53,6 +53,7 @@ def test_it_stops_soon(sig: signal.Signals, slow: Callable[[], None], tmp_path: 
         stop_soon(sig, slow, tmp_path)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("slow", [load_slowly_and_wait, prefill_slowly_and_wait])
 def test_a_server_that_takes_its_time_is_found(slow: Callable[[], None], tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="it took"):

@@ -1,4 +1,4 @@
-"""All that mlx-lm has is known to the suite: model files, cache classes, options, signatures; and the models run.
+"""All that mlx-lm has is known to the suite: model files, cache classes, options, signatures.
 
 python -m conformance.surface TREE compares a source tree that is not installed.
 """
@@ -9,7 +9,6 @@ import importlib
 import shutil
 from pathlib import Path
 
-import mlx.core as mx
 import mlx_lm
 import pytest
 
@@ -18,16 +17,8 @@ from conformance.testing.models.architectures import (
     CONFIGS,
     NOT_MODELS,
     UNRUNNABLE,
-    build,
-    make_cache,
     model_files,
-    runnable,
 )
-
-PROMPT = 20
-STEPS = 3
-VOCAB = 64
-
 
 TREE = Path(mlx_lm.__file__).parent.parent
 
@@ -51,19 +42,6 @@ def test_the_shared_parts_are_no_models() -> None:
 def test_the_entries_are_sorted_by_name() -> None:
     assert list(CONFIGS) == sorted(CONFIGS)
     assert list(UNRUNNABLE) == sorted(UNRUNNABLE)
-
-
-@pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("name", runnable())
-def test_a_prompt_and_single_steps_give_finite_logits(name: str) -> None:
-    model = build(name)
-    cache = make_cache(model)
-    tokens = mx.random.randint(0, VOCAB, (1, PROMPT))
-    for _ in range(1 + STEPS):
-        logits = model(tokens, cache=cache)
-        assert logits.shape == (*tokens.shape, VOCAB)
-        assert mx.isfinite(logits).all().item()
-        tokens = mx.argmax(logits[:, -1:], axis=-1)
 
 
 PUBLIC = {
@@ -99,6 +77,7 @@ CACHES = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("source", CACHES.values(), ids=CACHES)
 def test_a_new_cache_class_is_found(tree: Path, source: str) -> None:
     (tree / "mlx_lm" / "models" / "paged.py").write_text(source)
@@ -107,6 +86,7 @@ def test_a_new_cache_class_is_found(tree: Path, source: str) -> None:
     assert "KINDS of conformance/testing/caches/machines.py" in sentence
 
 
+@pytest.mark.planted
 def test_every_other_change_is_found(tree: Path) -> None:
     (tree / "mlx_lm" / "models" / "new.py").write_text("class ModelArgs: pass\nclass Model: pass\n")
     generate = tree / "mlx_lm" / "generate.py"
@@ -122,6 +102,7 @@ def test_every_other_change_is_found(tree: Path) -> None:
     assert len(found.splitlines()) == 3
 
 
+@pytest.mark.planted
 def test_what_is_gone_is_found(tree: Path) -> None:
     (tree / "mlx_lm" / "models" / "llama.py").unlink()
     cache = tree / "mlx_lm" / "models" / "cache.py"

@@ -67,6 +67,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, tmp_path: Path) -> None:
     file, right, wrong, tests = FAULTS[fault]

@@ -15,7 +15,7 @@ from mlx_lm.draft.guard import Guard
 from mlx_lm.generate import GenerationBatch
 from mlx_lm.models.cache import BatchKVCache
 
-from conformance.contracts.c10_rows_are_alone.test_batch_drafts import (
+from conformance.testing.decode.batch_checks import (
     check_draws,
     check_ends,
     check_failure,
@@ -94,6 +94,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
+@pytest.mark.planted
 @planted(
     ("rows", drafts, "trim_prompt_cache", keep_a_token_too_many),
     ("rows of windows", drafts, "trim_prompt_cache", keep_a_token_too_many),

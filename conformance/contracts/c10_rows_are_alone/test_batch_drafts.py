@@ -5,138 +5,39 @@ Plain decoding says what that is. CONFORMANCE_PROFILE=full runs 2000 programs on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
-
 import mlx.core as mx
-import mlx_lm
 import pytest
 from mlx_lm.draft import batch as drafts
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import BatchKVCache
 
-from conformance.testing.decode.batch_programs import CLOSE, CLOSE_AFTER, FAMILIES, run_programs
+from conformance.testing.decode.batch_checks import (
+    NOT_JOINED,
+    check_draws,
+    check_ends,
+    check_failure,
+    complaints,
+    holds,
+    others,
+    right_of,
+)
+from conformance.testing.decode.batch_programs import FAMILIES, run_programs
 from conformance.testing.decode.batches import (
-    DRAFT,
     FREE,
-    VOCAB,
-    Alone,
-    Answer,
-    Broken,
-    Drawing,
     Partly,
     Request,
-    Watching,
-    alone,
     answers,
     break_part,
-    until,
 )
-from conformance.testing.decode.replay import Run, gap, next_turn, noises, plain
 from conformance.testing.models.architectures import build, make_cache, runnable
 from conformance.testing.models.families import model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
-@dataclass(frozen=True)
-class Row:
-    """A request, and how much of each draft is right; None for no drafts."""
-
-    length: int
-    share: float | None
-    n: int
-
-    @property
-    def prompt(self) -> list[int]:
-        return [(7 * i + 3 * self.length) % VOCAB for i in range(self.length)]
-
-
-# One prompt fills the windows and chunks of the tiny configurations, the answers of the others do.
-ROWS = (Row(21, 1.0, 30), Row(3, 0.5, 20), Row(9, 0.0, 10), Row(14, None, 10))
-# Upstream model faults, with drafts or without. Here a block is wrong once the window is full:
-SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None, 6))}
-# layers take padding for tokens, so a batch of prompts of several lengths is not its rows, but the same with drafts;
-PADDED = {"baichuan_m1", "bailing_moe_linear", "jamba", "longcat_flash_ngram"}
-PADDED |= {"mamba", "nemotron_h", "recurrent_gemma", "rwkv7"}
-# layers take columns for positions, or no batch of two with padding at all, so each row is served on its own.
-ONE_BY_ONE = {"afm7", "minimax_m3_vl", "gemma2", "gpt_bigcode"}
-# Earlier releases have more such models, and ones where a row that joins others is not what it is alone.
-RELEASE = mlx_lm.__version__.split("+")[0]
-if RELEASE == "0.32.0":
-    PADDED |= {"granitemoehybrid"}
-    ONE_BY_ONE |= {"minicpm3", "phixtral"}
-NOT_JOINED = {"mamba2", "falcon_h1"} if RELEASE in ("0.32.0", "0.32.1") else set[str]()
-# What another order of sums makes of float32 logits, in an attention with padding.
-ROUNDING = 1e-5
-
-
 def batched() -> list[str]:
     """The architectures whose caches can be merged."""
     return [name for name in runnable() if all(hasattr(cache, "merge") for cache in make_cache(build(name)))]
-
-
-def serve(name: str, model: Any, rights: list[Run], drafted: bool) -> list[Answer]:
-    requests = []
-    for row, right in zip(rows_of(name), rights, strict=True):
-        script = Partly(row.prompt + [token for token, _ in right.steps], row.share or 0)
-        requests.append(Request(row.prompt, row.n, script if drafted and row.share is not None else None))
-    groups = [[request] for request in requests] if name in ONE_BY_ONE else [requests]
-    return [answer for group in groups for answer in answers(BatchGenerator(model, draft_costs=FREE), group)]
-
-
-def rows_of(name: str) -> tuple[Row, ...]:
-    return SHORT.get(name, ROWS)
-
-
-def complaints(name: str) -> list[str]:
-    """What a batch with drafts does not share with its rows alone; nothing if it is right."""
-    model = build(name)
-    rights = [plain(model, row.prompt, row.n) for row in rows_of(name)]
-    together = serve(name, model, rights, drafted=False)
-    alike = [one.tokens == [token for token, _ in right.steps] for one, right in zip(together, rights, strict=True)]
-    found = ["a batch without drafts"] if all(alike) == (name in PADDED) else []
-    if name in PADDED:
-        rights = [
-            Run(list(zip(one.tokens, one.rows, strict=True)), next_turn(model, one.last.prompt_cache))
-            for one in together
-        ]
-    drafted = serve(name, model, rights, drafted=True)
-    for row, right, without, got in zip(rows_of(name), rights, together, drafted, strict=True):
-        found += [f"{what} of {row}" for what in complaints_of(model, row, right, without, got)]
-    return found
-
-
-def complaints_of(model: Any, row: Row, right: Run, without: Answer, got: Answer) -> list[str]:
-    tokens, logprobs = (list(column) for column in zip(*right.steps, strict=True))
-    if got.tokens != tokens:
-        return ["tokens"]
-
-    def near(distance: float, n_noises: int) -> bool:
-        """To measure all of the noise takes as long as the rest, and most models have none."""
-        if distance <= n_noises * gap(without.rows, logprobs):
-            return True
-        return any(distance <= n_noises * one for one in noises(model, row.prompt, right))
-
-    after = gap(next_turn(model, got.last.prompt_cache), right.after)
-    checks = {
-        "log probabilities": near(gap(got.rows, logprobs), 8),
-        "finish reason": got.last.finish_reason == without.last.finish_reason == "length",
-        "tokens that are held": got.last.all_tokens == row.prompt + tokens,
-        "cache": after < ROUNDING or near(after, 128),
-        "statistics": are_told(row, got),
-    }
-    return [check for check, holds in checks.items() if not holds]
-
-
-def are_told(row: Row, got: Answer) -> bool:
-    """Whether the statistics of a row are those of its script, in one pass for each block."""
-    n_right, stats = sum(got.drafted), got.last.draft
-    if row.share is None:
-        return n_right == 0 and stats is None
-    counted = bool(stats.accepted == n_right <= stats.drafted and stats.forwards <= row.n + 1 - n_right)
-    return counted and (n_right > 0) == (row.share > 0) and stats.drafted > 0 and stats.reason is None
 
 
 @pytest.mark.parametrize("name", batched())
@@ -152,106 +53,14 @@ def test_programs(family: str) -> None:
     run_programs(family)
 
 
-@cache
-def right_of(
-    family: str, length: int, temperature: float = 0, processed: bool = False, n: int = 30
-) -> tuple[list[int], Alone]:
-    """A prompt, and what it is alone."""
-    prompt = Row(length, None, 0).prompt
-    processors = [Watching()] if processed else []
-    return prompt, alone(model_of(family).model, prompt, n, temperature, processors)
-
-
-def holds(model: Any, answer: Answer, prompt: list[int], right: list[int]) -> bool:
-    """Whether the cache of an answer is one that was fed the prompt and the answer."""
-    layers = make_cache(model)
-    model(mx.array([prompt + right]), cache=layers)
-    near = gap(next_turn(model, answer.last.prompt_cache), next_turn(model, layers)) < CLOSE_AFTER
-    return near and answer.last.all_tokens == prompt + right
-
-
-def check_ends(family: str) -> None:
-    """A limit or a stop sequence at every place of the first blocks; all rows of one batch."""
-    model, requests = model_of(family).model, []
-    for n in range(1, 2 * DRAFT):
-        prompt, right = right_of(family, 3 + n)
-        script = prompt + right.tokens
-        stop = right.tokens[max(n - 2, 0) : n]
-        requests += [Request(prompt, n, Partly(script, 1.0)), Request(prompt, 30, Partly(script, 1.0), stop=stop)]
-    for request, got in zip(requests, answers(BatchGenerator(model, draft_costs=FREE), requests), strict=True):
-        prompt, right = right_of(family, len(request.prompt))
-        tokens, reason = until(right.tokens, request.max_tokens, request.stop)
-        assert (got.tokens, got.last.finish_reason) == (tokens, reason)
-        assert holds(model, got, prompt, tokens)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_end_inside_a_block(family: str) -> None:
     check_ends(family)
 
 
-def check_draws(family: str) -> None:
-    """Each sampler and each logits processor runs once a token, in order, and sees the row alone."""
-    model, n = model_of(family).model, 12
-    kinds = [(t, p, s) for t in (0.0, 1.0) for p in (False, True) for s in (None, 0.0, 0.5, 1.0)]
-    requests = []
-    for i, (temperature, processed, share) in enumerate(kinds):
-        prompt, right = right_of(family, 1 + i, temperature, processed)
-        script = None if share is None else Partly(prompt + right.tokens, share)
-        sampler, processors = Drawing(temperature) if temperature else None, [Watching()] if processed else []
-        requests.append(Request(prompt, n, script, sampler, processors))
-    got = answers(BatchGenerator(model, draft_costs=FREE), requests)
-    for request, answer, (temperature, processed, _) in zip(requests, got, kinds, strict=True):
-        prompt, right = right_of(family, len(request.prompt), temperature, processed)
-        assert answer.tokens == right.tokens[:n]
-        assert gap(answer.rows, right.rows[:n]) < CLOSE
-        for processor in request.processors:
-            shown = [prompt + right.tokens[:i] for i in range(n + 1)]
-            assert n <= len(processor.histories)
-            assert processor.histories == shown[: len(processor.histories)]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_draws_are_alone(family: str) -> None:
     check_draws(family)
-
-
-def others(family: str) -> list[tuple[Request, Alone]]:
-    """A row that accepts half, one that accepts nothing, and one without drafts that is drawn by chance."""
-    found = []
-    for length, share, temperature in ((21, 0.5, 0.0), (6, 0.0, 0.0), (9, None, 1.0)):
-        prompt, right = right_of(family, length, temperature)
-        script = None if share is None else Partly(prompt + right.tokens, share)
-        found.append((Request(prompt, 20, script, Drawing(temperature) if temperature else None), right))
-    return found
-
-
-def check_failure(part: str, at: int, n_broken: int = 1) -> None:
-    """Rows whose sampler, processor or strategy raises end with what it raised, the others are as they are alone."""
-    model = model_of("llama").model
-    generator = BatchGenerator(model, draft_costs=FREE)
-    prompt, right = right_of("llama", 4)
-    broken = [Request(prompt, 30, Partly(prompt + right.tokens, 1.0)) for _ in range(n_broken)]
-    for request in broken:
-        break_part(request, part, at)
-    rest = others("llama") if n_broken == 1 else []
-    got = answers(generator, [*broken, *(request for request, _ in rest)])
-    for answer in got[:n_broken]:
-        assert answer.last.finish_reason == "error"
-        assert isinstance(answer.last.error, Broken) or isinstance(answer.last.error.__cause__, Broken)
-        assert answer.tokens == right.tokens[: len(answer.tokens)]
-        assert part not in ("sampler", "processor") or len(answer.tokens) <= at
-    # The next request finds nothing of it.
-    for served, (request, alone_) in [*zip(got[n_broken:], rest, strict=True), *after(generator, rest)]:
-        assert served.tokens == alone_.tokens[: request.max_tokens]
-        assert served.last.finish_reason == "length"
-        assert holds(model, served, list(request.prompt), served.tokens)
-
-
-def after(generator: BatchGenerator, rest: list[tuple[Request, Alone]]) -> list[tuple[Answer, tuple[Request, Alone]]]:
-    """What a generator answers the same requests, later."""
-    again = others("llama")
-    return list(zip(answers(generator, [request for request, _ in again]), again, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

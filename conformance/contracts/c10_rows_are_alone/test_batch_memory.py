@@ -65,6 +65,7 @@ def test_no_more_than_plain_batching_and_a_block() -> None:
     assert complaints(model_of("llama").model) == []
 
 
+@pytest.mark.planted
 def test_rows_that_are_kept_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trim that keeps what it drops."""
     trim: Callable[..., Any] = BatchKVCache.trim

@@ -23,7 +23,7 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
 
-from conformance.caches.test_batch_machines import BATCHES, BatchMachine
+from conformance.testing.caches.batch_machine import BATCHES, BatchMachine
 from conformance.testing.caches.layer_io import WIDTH, feed, leaves
 from conformance.testing.caches.machines import PROFILE, CacheMachine, run, small_steps
 from conformance.testing.faults.models import trim_one_row_late
@@ -143,6 +143,7 @@ RING = "length = self.max_size if self.rotated else self._idx", "length = self._
 mask_of_a_part_of_the_ring = mutant(BatchRotatingKVCache.make_mask, *RING)
 
 
+@pytest.mark.planted
 @planted(
     ("kv", KVCache, "restore", restore_one_further),
     ("kv", KVCache, "update_and_fetch", forget_what_was_cut),

@@ -25,7 +25,9 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(getattr(cache, name), "step", caches.STEP)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.id, marks=pytest.mark.contract(case.contract.split()[0])) for case in CASES]
+)
 def test_holds(case: Case) -> None:
     outcome = asked(case)
     if outcome.result not in (HOLDS, BROKEN):

@@ -16,7 +16,7 @@ from mlx_lm.draft import DraftStats, ModelDraftStrategy
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import stream_generate
 
-from conformance.contracts.c2_no_silent_no_op import test_stock_speculation as contracts
+from conformance.testing.decode import draft_model as contracts
 from conformance.testing.decode.replay import gap, next_turn
 from conformance.testing.faults.planted import nothing, planted
 from conformance.testing.models.architectures import make_cache
@@ -181,6 +181,7 @@ def test_the_draft_models_are_what_they_are_meant_to_be() -> None:
             assert run.stats.accepted == 0 < run.stats.drafted
 
 
+@pytest.mark.contract("C2")
 def test_one_draft_token_from_a_cache_that_cannot_trim() -> None:
     """Nothing of such a draft was fed to the draft model, so there is nothing to put back."""
     run, steps = Run("llama", "deepseek_v41", n_draft=1), right("llama")[0][:3]
@@ -244,6 +245,7 @@ def mishear_the_last_token(strategy: Any, tokens: list[int]) -> None:
 SPLIT = "prompt_cache[:] = model_cache + strategy.cache"
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("family", "name", "way", "owner", "method", "fault"),
     [
@@ -281,13 +283,14 @@ def five_tokens_at_most(*args: Any, max_tokens: int, **kwargs: Any) -> Any:
     return step_loop(*args, max_tokens=5 if max_tokens < 0 else max_tokens, **kwargs)
 
 
+@pytest.mark.planted
 @planted(
     ("C3 exits", BlockVerifier, "accept", nothing),
     ("C4 parity", BlockVerifier, "accept", nothing),
     ("C4 seeds", ModelDraftStrategy, "observe", another_seed),
     ("C5 processors", GENERATE, "draft_generate_step", the_last_token_of_the_prompt_only),
-    ("no limit", GENERATE, "draft_generate_step", five_tokens_at_most),
+    ("C4 no limit", GENERATE, "draft_generate_step", five_tokens_at_most),
 )
 def test_the_contracts_of_speculation_find_it(where: str) -> None:
-    """What test_speculation_contracts.py asks a release, asked with a fault in the loop."""
+    """What test_stock_speculation.py asks a release, asked with a fault in the loop."""
     assert contracts.complaints(where, "llama") != []

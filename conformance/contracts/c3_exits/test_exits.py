@@ -244,6 +244,7 @@ class Unclosable:
         pass
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("family", "way", "owner", "name", "fault"),
     [
@@ -272,6 +273,7 @@ def test_a_planted_fault_is_found(
     assert [c for n in where for c in complaints(family, way, n)] != []
 
 
+@pytest.mark.contract("C2")
 def test_every_family_that_is_restored_is_known() -> None:
     """A cache that can drop the end of a block does: only those of RESTORED cost tokens that are fed again."""
     for family in FAMILIES:

@@ -116,6 +116,7 @@ def eos_inside_a_draft(model: Any, prompt: list[int], n: int) -> int:
     raise AssertionError("no draft was accepted")
 
 
+@pytest.mark.contract("C3")
 def test_eos_inside_an_accepted_draft(fixture: tuple[Any, Any]) -> None:
     model, tokenizer = fixture
     prompt = ids(tokenizer, "rename")
@@ -138,6 +139,7 @@ def test_eos_inside_an_accepted_draft(fixture: tuple[Any, Any]) -> None:
     assert same_next_turn(model, *caches)
 
 
+@pytest.mark.contract("C3")
 @pytest.mark.parametrize("stop_after", [1, 2, 5, 9, 10, 11, 40])
 def test_cache_after_the_consumer_stops(fixture: tuple[Any, Any], stop_after: int) -> None:
     """The cache holds the prompt and exactly what was yielded, so a second turn is plain decoding's second turn."""

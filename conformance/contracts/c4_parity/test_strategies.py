@@ -172,6 +172,7 @@ def test_a_margin_decides_near_ties(family: str) -> None:
         assert 0 <= extra <= (stats.cycles if family == "deepseek_v41" else 0)
 
 
+@pytest.mark.planted
 def test_parity_is_lost_without_a_margin() -> None:
     assert [family for family in NOISY if not near_ties(family, 0.0)[0]] != []
 
@@ -228,6 +229,7 @@ LOOP_FAULTS = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", LOOP_FAULTS)
 def test_a_planted_fault_of_the_loop_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     generate = sys.modules["mlx_lm.generate"]
@@ -245,6 +247,7 @@ def rejected_of_itself() -> int:
     return rejected
 
 
+@pytest.mark.planted
 def test_a_draft_model_that_is_not_trimmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rejected_of_itself() == 0
 
@@ -256,6 +259,7 @@ def test_a_draft_model_that_is_not_trimmed_is_found(monkeypatch: pytest.MonkeyPa
     assert rejected_of_itself() > 0
 
 
+@pytest.mark.planted
 def test_a_margin_that_decides_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     verify_alone = BlockVerifier.verify_alone
 

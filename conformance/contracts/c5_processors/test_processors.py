@@ -217,6 +217,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(GENERATE, "draft_generate_step", mutant(GENERATE.draft_generate_step, *FAULTS[fault]))

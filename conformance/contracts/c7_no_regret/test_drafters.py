@@ -35,6 +35,7 @@ from mlx_lm.models.cache import KVCache
 from conformance.simulate import __main__ as simulate
 from conformance.simulate.__main__ import CPU, M4, Result, Row, decode, makers, run
 from conformance.simulate.baselines import RIVALS, Longest, Ngram
+from conformance.testing.drafts.wrong import Changing, Wrong
 from conformance.testing.texts.recorded_streams import NAMES, VOCAB, Request, Stream, streams
 
 SEEDS, SMALL = range(100, 101), (300, 1000)
@@ -77,6 +78,7 @@ def test_no_rival_is_ahead(strategy: str) -> None:
     assert behind(run(makers()[strategy], recorded())) == []
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "fault",
     [lambda: Longest("first", least=3, factor=1), lambda: Ngram(3, first=True), NgramSimpleStrategy],
@@ -96,24 +98,6 @@ def test_ngram_simple_is_the_most_recent_ngram() -> None:
                 assert list(ours.propose(8)) == list(plain.propose(8))
                 ours.observe([token])
                 plain.observe([token])
-
-
-class Wrong:
-    """Drafts what never comes, sure that it will."""
-
-    match_length, match_was_right = 100, True
-
-    def __init__(self, token: int = VOCAB - 1) -> None:
-        self.token = token
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        pass
-
-    def propose(self, n_max: int) -> Sequence[int]:
-        return [self.token] * n_max
-
-    def accept(self, n_accepted: int, n_drafted: int) -> None:
-        pass
 
 
 def regrets(make: Callable[[], Any], costs: BlockCosts, streams: Sequence[Stream]) -> list[str]:
@@ -145,6 +129,7 @@ def test_a_strategy_that_is_always_wrong_costs_the_credit(costs: str) -> None:
     assert regrets(Wrong, TABLES[costs], recorded()) == []
 
 
+@pytest.mark.planted
 def test_drafts_without_a_gate_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stream that is made to hurt, or on prose."""
     monkeypatch.setattr(simulate, "Planner", lambda *args: Planner(args[0], args[1], args[2], None, args[4]))
@@ -152,13 +137,7 @@ def test_drafts_without_a_gate_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
         assert regrets(make, CPU, recorded(*ADVERSARIES, "prose")) != []
 
 
-class Changing(Wrong):
-    """Wrong after matches of every length, so that what was learned after one says nothing of the next."""
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        self.match_length = 2 ** ((self.match_length.bit_length() + 1) % 6)
-
-
+@pytest.mark.planted
 def test_a_gate_without_its_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = [i % 50 for i in range(300)]
     stream = Stream("always wrong", 1, 0, (Request([0], answer),))
@@ -257,6 +236,7 @@ def test_costs_are_learned_by_the_second_response(device: str, factor: float) ->
     assert learning(device, factor)[1] > 0.96
 
 
+@pytest.mark.planted
 def test_costs_that_are_never_learned_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LearnedCosts, "learn", lambda *_: None)
     assert learning("metal", 3)[1] < 0.9
@@ -272,6 +252,7 @@ def test_a_second_run_makes_the_same_drafts(strategy: str) -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.planted
 def test_drafts_that_depend_on_more_than_the_tokens_are_found() -> None:
     """An ngram-mod table that is kept from one run to the next."""
     table = NgramModTable(vocab_size=VOCAB)
@@ -323,6 +304,7 @@ def test_the_simulation_is_what_the_loop_does(strategy: str, loop_requests: list
         assert [1 + len(draft) for draft in drafts] == loop_blocks(theirs(), request, CPU)
 
 
+@pytest.mark.planted
 def test_another_loop_is_found(monkeypatch: pytest.MonkeyPatch, loop_requests: list[Request]) -> None:
     """One that never runs ahead of its drafts."""
     drafts = [decode(makers()["suffix"](), request, CPU)[1] for request in loop_requests]

@@ -74,6 +74,7 @@ def always_sure(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Changes, "_not_done", lambda *_: None)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", [without_changes, without_guesses])
 def test_a_worse_follower_is_found(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
@@ -82,6 +83,7 @@ def test_a_worse_follower_is_found(
     assert geometric_mean(ratios("bpe", "gpu").values()) < GAINS["gpu"]
 
 
+@pytest.mark.planted
 def test_changes_that_are_never_given_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     before = run(EditStrategy, recorded("bpe"), GPU).mean("wrong_a_right")
     always_sure(monkeypatch)
@@ -164,6 +166,7 @@ def test_the_place_is_that_of_an_edit_distance(drawn: list[Operation]) -> None:
 LONG: list[Operation] = [("replace", 3, 2), ("insert", 0, 4), ("drop", 20, 0), ("replace", 1, 6), ("copy", 9, 0)]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(("name", "value"), [("_candidates", lambda *_: iter(())), ("WINDOW", 4)])
 def test_a_lost_place_is_found(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
     assert astray(LONG) == []

@@ -59,6 +59,7 @@ def test_the_first_response_is_as_the_second() -> None:
     assert first.accepted > 0
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_pass_that_does_not_decode_is_found(fault: str) -> None:
     assert complaints(*responses("--fault", fault)) != []
@@ -95,6 +96,7 @@ def test_no_more_memory_is_held_than_by_plain_decoding() -> None:
     assert complaints_of_memory() == []
 
 
+@pytest.mark.planted
 @pytest.mark.usefixtures("uncompiled")
 def test_the_logits_of_the_prompt_that_are_held_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, steps = [], GENERATE.draft_generate_step
@@ -139,6 +141,7 @@ def test_a_quantized_cache(fixture: tuple[Any, Any]) -> None:
     assert min(speeds_with_a_quantized_cache(fixture[0])) > 0.97
 
 
+@pytest.mark.planted
 def test_costs_of_another_cache_are_found(fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     apart = block_costs
     monkeypatch.setattr(sys.modules[__name__], "block_costs", lambda model, _: apart(model))

@@ -17,8 +17,8 @@ from mlx_lm.draft.planner import CREDIT, CREDIT_PER_TOKEN, MAX_AUTO_DRAFT
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache
 
-from conformance.contracts.c7_no_regret.test_drafters import Changing, Wrong
 from conformance.simulate.batches import DEVICES, KINDS, SIZES, Asked, Make, Result, decode, requests, together
+from conformance.testing.drafts.wrong import Changing, Wrong
 from conformance.testing.texts.recorded_streams import VOCAB, Request
 
 SLOWEST = 0.98
@@ -62,6 +62,7 @@ def test_a_batch_of_copies_is_faster() -> None:
     assert decode(recorded("copying"), 2, device_costs("metal")).speed > 1.2
 
 
+@pytest.mark.planted
 def test_rows_without_a_credit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that drafts nothing pays for the others, however long."""
 
@@ -72,12 +73,14 @@ def test_rows_without_a_credit_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert regrets(recorded("beside"), 4, device_costs("cuda")) != []
 
 
+@pytest.mark.planted
 def test_a_batch_without_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [(Request([0], [i % 50 for i in range(200)]), True)]
     monkeypatch.setattr(planner, "CREDIT", 1e9)
     assert regrets(asked, 4, device_costs("cuda"), Changing) != []
 
 
+@pytest.mark.planted
 def test_lengths_as_of_one_row_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that plans as if the other rows cost nothing."""
     monkeypatch.setattr(BatchPlanner, "_cost", lambda self, _, n: self.costs(1 + n))
@@ -153,6 +156,7 @@ def test_the_simulation_is_what_the_batch_does(name: str, device: str) -> None:
     assert together(asked, costs).blocks == batch_blocks(asked, costs)
 
 
+@pytest.mark.planted
 def test_another_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that never runs ahead of its drafts."""
     asked, costs = alike(ASKED["beside"]), device_costs("metal")

@@ -176,6 +176,7 @@ def replay_at_once(verifier: Any, n_accepted: int) -> None:
         verifier._feed(replay)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("family", ["llama", "mamba", "deepseek_v41"])
 def test_one_forward_too_many_is_found(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """Blocks that are restored without need, or fed again at once."""
@@ -186,6 +187,7 @@ def test_one_forward_too_many_is_found(monkeypatch: pytest.MonkeyPatch, family: 
     assert complaints(family, 17, 1) != []
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("owner", "name", "old", "new"),
     [
@@ -201,6 +203,7 @@ def test_a_wrong_count_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, nam
     assert [c for depth in DEPTHS for c in complaints("llama", 17, depth)] != []
 
 
+@pytest.mark.planted
 def test_a_window_that_is_trimmed_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_more(cache: list[Any], n: int) -> int:
         further: int = trim(cache, n + (n > 0 and can_trim_prompt_cache(cache, n + 1)))

@@ -9,22 +9,20 @@ blocks, and the tokens are those of plain decoding on one machine. A deadlock is
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.generate import generate_step
-from mlx_lm.models import qwen2
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
 from conformance.contracts.c9_ranks_agree.ranks import CASES, FAILING, PATTERN, N, Result, prompts_for, prompts_of
 from conformance.testing.commands.launch import Stuck, run
 from conformance.testing.models.architectures import build
+from conformance.testing.models.tiny import as_qwen2
 
 # Far more than is needed: a deadlock has to fail, on a busy machine too.
 LIMIT = 400.0
@@ -62,28 +60,6 @@ def plain(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
     layers = make_prompt_cache(model)
     tokens = [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=N, prompt_cache=layers)]
     return tokens, sorted({c.offset for c in layers if hasattr(c, "offset")})
-
-
-def as_qwen2(folder: Path) -> Path:
-    """The fixture as a qwen2, which can be a pipeline: its only other weights are biases, which are zero."""
-    made = folder / "qwen2"
-    made.mkdir()
-    for path in FIXTURE.glob("*token*"):
-        shutil.copy(path, made)
-    shutil.copy(FIXTURE / "chat_template.jinja", made)
-    config = json.loads((FIXTURE / "config.json").read_text()) | {"model_type": "qwen2"}
-    (made / "config.json").write_text(json.dumps(config))
-    model = qwen2.Model(qwen2.ModelArgs.from_dict(config))
-    weights: dict[str, mx.array] = mx.load(str(FIXTURE / "model.safetensors"))
-    zeros = {k: mx.zeros_like(v) for k, v in tree_flatten(model.parameters()) if k.endswith("proj.bias")}
-    model.update(tree_unflatten(list((zeros | weights).items())))
-    model.set_dtype(mx.float16)
-    flat = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(made / "model.safetensors"), flat, {"format": "mlx"})
-    (made / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": dict.fromkeys(flat, "model.safetensors")})
-    )
-    return made
 
 
 @pytest.mark.parametrize("how", ["tensor", "pipeline"])
@@ -133,6 +109,7 @@ def test_an_error_of_the_first_rank_is_one_of_all(tmp_path: Path) -> None:
         assert ranks[0].error is None
 
 
+@pytest.mark.planted
 def test_ranks_that_decide_by_themselves_are_found(tmp_path: Path) -> None:
     """Each rank has the whole model here, so that blocks which differ deadlock nothing."""
     cases = ("ungated", "costs")
@@ -145,6 +122,7 @@ def test_ranks_that_decide_by_themselves_are_found(tmp_path: Path) -> None:
             check_alike(ranks)
 
 
+@pytest.mark.planted
 def test_a_deadlock_is_a_failure(tmp_path: Path) -> None:
     wait = "import time, mlx.core as mx; g = mx.distributed.init(strict=True); "
     wait += "g.rank() or mx.distributed.all_sum(mx.ones(1)).item(); "

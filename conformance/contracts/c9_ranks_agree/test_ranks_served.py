@@ -20,8 +20,8 @@ import pytest
 import requests
 
 from conformance import FIXTURE
-from conformance.contracts.c9_ranks_agree.test_ranks import as_qwen2
 from conformance.testing.commands.launch import started
+from conformance.testing.models.tiny import as_qwen2
 from conformance.testing.server.process import Client, free_port, serve
 from conformance.testing.texts.prompts import PROMPTS
 

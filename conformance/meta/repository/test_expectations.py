@@ -153,6 +153,7 @@ def test_the_series_expects_only_faults_of_upstreams_models() -> None:
     assert too_much(read(FOLDER / f"{DEFAULT}-patched.txt")) == []
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("id_", "reason"),
     [
@@ -180,6 +181,7 @@ def test_each_reason_says_whether_it_is_missing_wrong_or_refused(path: Path) -> 
     assert unsaid(read(path), TITLES) == []
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "reason",
     ["It has no drafts.", "Wrong: a mask.", "Wrong: a mask. docs/upstream.md: No such section.", "New in 9.9.9"],

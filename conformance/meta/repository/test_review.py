@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.meta.repository.test_scripts import git
+from conformance import ROOT
 from conformance.series import patches as series
 from conformance.series import review
 from conformance.series.change import NoChange, of_patch, of_ref
 from conformance.series.changed import changed_tests
+from conformance.testing.clones import git
 
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository
@@ -32,7 +33,7 @@ GOOD = {"mlx_lm/generate.py": NEW_GENERATE, "tests/test_draft.py": f"{TEST}gener
 def test_what_it_imports_leaves_the_tree_its_own_mlx_lm() -> None:
     """A process that tests a tree imports this module first."""
     code = "import sys, conformance.series.review; sys.exit('mlx_lm' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=series.ROOT).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 class Patch:

@@ -6,7 +6,6 @@ other runs.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -22,7 +21,7 @@ from conformance import ROOT
 from conformance.scorecard.__main__ import main
 from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Run, kept, load, names
 from conformance.scorecard.page import page
-from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, matches, part
+from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, part
 from conformance.scorecard.table import filled, table
 from conformance.series.patches import RELEASES
 
@@ -31,18 +30,22 @@ pytestmark = pytest.mark.repository
 
 CONFTEST = """
 from pathlib import Path
+import pytest
 from conformance.expectations.plugin import Plugin as Expectations
 from conformance.scorecard.plugin import Plugin
 from conformance.scorecard.rows import Row
 
-ROWS = tuple(
-    Row(name, "", "", (f"{file}.py::test_{name}*", f"{file}.py::{name}"), r"\\\\[(.*)\\\\]")
-    for file, name in [("test_some", name) for name in NAMES] + [("test_broken", "import")]
-)
+ROWS = (Row("import", "test_broken.py", "", ""), *(Row(name, "", "", "", r"\\\\[(.*)\\\\]") for name in NAMES))
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.contract(item.originalname.removeprefix("test_")))
 
 def pytest_configure(config):
     about = dict.fromkeys(("release", "flavour", "mlx-lm", "mlx", "device", "python"), "1")
     config.addinivalue_line("markers", "repository: about it")
+    config.addinivalue_line("markers", "contract(name): its row")
     config.pluginmanager.register(Expectations(Path(__file__).with_name("expected.txt")), "expectations")
     config.pluginmanager.register(Plugin(Path(__file__).with_name("card.json"), about, ROWS), "scorecard")
 """
@@ -240,6 +243,7 @@ def test_a_part_of_the_suite_is_no_column(tmp_path: Path, capsys: pytest.Capture
     assert "a part of the suite" in capsys.readouterr().err
 
 
+@pytest.mark.planted
 def test_rows_of_yesterday_are_found(tmp_path: Path) -> None:
     run = green()
     run["rows"]["C0 luck"] = {}
@@ -313,6 +317,7 @@ def test_the_page_opens_with_a_sentence_a_release(tmp_path: Path) -> None:
     assert "every row is green" in page(loaded(tmp_path, green()))
 
 
+@pytest.mark.planted
 def test_a_stale_table_is_found(tmp_path: Path) -> None:
     readme, before, after = tmp_path / "README.md", tmp_path / "0.json", loaded(tmp_path, green(C9=SKIPPED))
     readme.write_text(MARKERS)
@@ -336,60 +341,39 @@ def test_the_documents_show_the_runs_that_are_kept() -> None:
         )
 
 
-def all_tests(folder: Path) -> set[str]:
-    """The test functions of a folder, and the import of each file."""
-    return {
-        f"{path.name}::{name}"
-        for path in folder.glob("test_*.py")
-        for name in ["import", *(getattr(node, "name", "") for node in ast.parse(path.read_text()).body)]
-        if name == "import" or name.startswith("test_")
-    }
+def test_every_file_of_tests_has_one_row_and_every_row_its_tests() -> None:
+    files = sorted((ROOT / "conformance").rglob("test_*.py"))
+    assert len(files) > 50
+    asked = {find(str(path.relative_to(ROOT))).name for path in files}
+    assert {row.name for row in ROWS if row.folder} == asked
+    assert len({row.name.split()[0] for row in ROWS}) == len(ROWS)
 
 
-def gone(rows: Sequence[Row], tests: set[str]) -> list[str]:
-    """The patterns that are of no test, parameters aside."""
-    asked = [one for row in rows for one in row.patterns if not one.startswith("expectations/")]
-    names = {one.split("::")[0] for one in tests} | tests | {f"{one}[" for one in tests}
-    return [one for one in asked if not any(matches(one.split("[")[0] + "[" * ("[" in one), name) for name in names)]
-
-
-def test_every_test_has_one_row_and_every_row_its_tests() -> None:
-    tests = all_tests(ROOT / "conformance")
-    assert len(tests) > 200
-    for test in tests:
-        find(test)
-    assert gone(ROWS, tests) == []
-
-
-def test_a_test_without_one_row_and_a_row_of_nothing_are_found() -> None:
-    tests = {"test_a.py::test_x", "test_a.py::test_y", "test_a.py::import"}
-    rows = [Row("x", "", "", ("test_a.py::test_x*", "test_a.py")), Row("y", "", "", ("test_a.py::test_*[C3 *",))]
-    assert find("conformance/test_a.py::test_x[1]", rows).name == "x"
-    assert find("test_a.py::test_y[C3 exits-1]", rows).name == "y"
-    assert find("test_a.py::test_y[C4]", rows).name == "x"
-    with pytest.raises(LookupError, match="no row"):
-        find("test_b.py::test_x", rows)
-    with pytest.raises(LookupError, match="the rows x and y"):
-        find("test_a.py::test_x[C3 exits]", rows)
-    assert gone(rows, tests) == []
-    assert gone([*rows, Row("z", "", "", ("test_a.py::test_z*", "test_b.py"))], tests) == [
-        "test_a.py::test_z*",
-        "test_b.py",
-    ]
+def test_a_test_without_one_row_is_found() -> None:
+    rows = [Row("C1 x", "a", "", ""), Row("C2 y", "a/b", "", ""), Row("C3 z", "", "", "")]
+    assert find("conformance/a/test_a.py::test_x[1]", rows=rows).name == "C1 x"
+    assert find("a/test_a.py::test_y", "C3", rows).name == "C3 z"
+    for test, mark, said in (
+        ("b/test_a.py::test_x", "", "no row"),
+        ("a/test_a.py::test_x", "C4", "no row"),
+        ("a/b/test_a.py::test_x", "", "the rows C1 x and C2 y"),
+    ):
+        with pytest.raises(LookupError, match=said):
+            find(test, mark, rows)
 
 
 @pytest.mark.parametrize(
-    ("test", "row", "name"),
+    ("test", "mark", "row", "name"),
     [
-        ("test_cache_machines.py::test_machine[list of kv and rotating]", "cache kinds", "list of kv and rotating"),
-        ("test_architectures.py::test_parity[lfm2-vl-past the window]", "architectures", "lfm2-vl"),
-        ("test_surface.py::test_a_prompt_and_single_steps_give_finite_logits[lfm2-vl]", "architectures", "lfm2-vl"),
-        ("test_speculation_contracts.py::test_holds[C3 exits-llama]", "C3 exits", "speculation_contracts"),
-        ("test_exits.py::import", "C3 exits", "exits"),
-        ("test_exits.py::test_a_planted_fault_is_found[C3 exits-llama]", "planted faults", "exits"),
-        ("expectations/0.32.2-stock.txt:9", "series and scripts", "expectations/0.32.2-stock.txt:9"),
+        ("caches/test_cache_machines.py::test_machine[list of kv]", "", "cache kinds", "list of kv"),
+        ("architectures/test_architectures.py::test_parity[lfm2-vl-past the window]", "", "architectures", "lfm2-vl"),
+        ("architectures/test_single_steps.py::test_steps[lfm2-vl]", "", "architectures", "lfm2-vl"),
+        ("contracts/c3_exits/test_exits.py::import", "", "C3 exits", "exits"),
+        ("contracts/c3_exits/test_exits.py::test_it[C3 exits-llama]", "planted", "planted faults", "exits"),
+        ("contracts/c10_rows_are_alone/test_batch_drafts.py::test_a", "C1", "C1 snapshot", "batch_drafts"),
+        ("expectations/0.32.2-stock.txt:9", "", "series and scripts", "0.32.2-stock"),
     ],
 )
-def test_rows_and_parts(test: str, row: str, name: str) -> None:
-    found = find(f"conformance/{test}")
+def test_rows_and_parts(test: str, mark: str, row: str, name: str) -> None:
+    found = find(f"conformance/{test}", mark)
     assert (found.name, part(found, f"conformance/{test}")) == (row, name)

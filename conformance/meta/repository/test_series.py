@@ -164,6 +164,7 @@ def fake_patch(file: str, *lines: str) -> str:
     return "\n".join([f"diff --git a/{file} b/{file}", f"--- a/{file}", f"+++ b/{file}", "@@ -1,2 +1 @@", *hunk, ""])
 
 
+@pytest.mark.planted
 def test_a_series_that_is_too_large_is_found() -> None:
     files = {"mlx_lm/a.py": 20, "tests/test_a.py": 400, "mlx_lm/SERVER.md": 400}
     patch = "".join(fake_patch(file, *["    pass"] * count) for file, count in files.items())
@@ -176,6 +177,7 @@ def test_a_series_that_is_too_large_is_found() -> None:
     assert too_large({str(n): MAX_MEDIAN for n in range(many)}) == [said]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("line", "word"),
     [

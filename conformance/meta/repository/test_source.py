@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.meta.repository.test_scripts import Clone, clone, git
+from conformance.testing.clones import Clone, clone, git
 
 __all__ = ["clone"]
 

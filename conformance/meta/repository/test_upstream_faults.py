@@ -105,6 +105,7 @@ def test_the_series_repairs_it(reproduction: Reproduction, trees: tuple[Path, Pa
     assert run(trees[1], tmp_path, reproduction.code) != reproduction.printed
 
 
+@pytest.mark.planted
 def test_a_block_without_its_output_is_found() -> None:
     section = "## A fault\nIt is wrong. (0001)\n\n```python\nprint(1)\n```\n"
     with pytest.raises(AssertionError, match="'A fault' has the blocks"):

@@ -238,6 +238,7 @@ def test_the_tables_of_known_results() -> None:
     assert report.speed([result(2.0), result(None)]) == report.NO_PARITY
 
 
+@pytest.mark.planted
 def test_stale_tables_are_found(tmp_path: Path) -> None:
     document, runs = tmp_path / "a.md", [run(result())]
     document.write_text("# A\n\n<!-- bench workloads -->\nold\n<!-- end workloads -->\nend\n")

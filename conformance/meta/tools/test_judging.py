@@ -112,6 +112,7 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return dict(json.loads((shared / "base.json").read_text()))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("flavour", "fault"),
     [pytest.param(flavour, one, id=f"{flavour}-{one.name}") for flavour, some in PLANTS.items() for one in some],

@@ -146,6 +146,7 @@ FILES: dict[str, tuple[Callable[[Report], str], str]] = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("what", FILES)
 def test_what_is_no_report_is_found(
     what: str, report: Report, docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: Path

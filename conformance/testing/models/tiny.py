@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import string
 from pathlib import Path
 from unittest.mock import patch
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models import qwen2
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from conformance import FIXTURE
 from conformance.testing.models.architectures import CONFIGS, build
 
 CHARACTERS = string.ascii_letters + string.digits + "._"
@@ -39,3 +42,25 @@ def save(name: str, folder: Path) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", chat_template=CHAT_TEMPLATE)
     fast.save_pretrained(path)
     return path
+
+
+def as_qwen2(folder: Path) -> Path:
+    """The fixture as a qwen2, which can be a pipeline: its only other weights are biases, which are zero."""
+    made = folder / "qwen2"
+    made.mkdir()
+    for path in FIXTURE.glob("*token*"):
+        shutil.copy(path, made)
+    shutil.copy(FIXTURE / "chat_template.jinja", made)
+    config = json.loads((FIXTURE / "config.json").read_text()) | {"model_type": "qwen2"}
+    (made / "config.json").write_text(json.dumps(config))
+    model = qwen2.Model(qwen2.ModelArgs.from_dict(config))
+    weights: dict[str, mx.array] = mx.load(str(FIXTURE / "model.safetensors"))
+    zeros = {k: mx.zeros_like(v) for k, v in tree_flatten(model.parameters()) if k.endswith("proj.bias")}
+    model.update(tree_unflatten(list((zeros | weights).items())))
+    model.set_dtype(mx.float16)
+    flat = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(made / "model.safetensors"), flat, {"format": "mlx"})
+    (made / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(flat, "model.safetensors")})
+    )
+    return made

@@ -1,0 +1,85 @@
+"""A copy of this repository to run the scripts in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance import ROOT
+from conformance.series.patches import DEFAULT as RELEASE
+
+
+@dataclass
+class Clone:
+    root: Path
+
+    def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a script from another directory, as a user may."""
+        return subprocess.run(
+            [self.root / "scripts" / script, *args], cwd="/", env=self.env(env), capture_output=True, text=True
+        )
+
+    def env(self, more: dict[str, str]) -> dict[str, str]:
+        return os.environ | {"PYTHON": sys.executable} | more
+
+    def apply(self, *args: str) -> str:
+        done = self.run("apply.sh", "--no-install", *args)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def refused(self, script: str, *args: str, **env: str) -> str:
+        """Run what has to fail, in one clear message and with nothing changed."""
+        before = self.state()
+        done = self.run(script, *args, **env)
+        assert done.returncode == 1, done.stdout
+        assert done.stderr.startswith("error: ")
+        assert "Traceback" not in done.stderr
+        assert self.state() == before
+        return done.stderr
+
+    @property
+    def checkout(self) -> Path:
+        return self.root / "vendor" / f"mlx-lm-{RELEASE}"
+
+    def git(self, *args: str) -> str:
+        return git(self.checkout, *args)
+
+    def commit_line(self, text: str) -> None:
+        with open(self.checkout / "mlx_lm" / "draft" / "loop.py", "a") as file:
+            file.write(f"# {text}\n")
+        self.git("commit", "--all", "--message", text)
+
+    def patches(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (self.root / "patches").glob("*.patch")}
+
+    def state(self) -> dict[str, bytes]:
+        """All files but git's own, and what git says of the checkout."""
+        files = {
+            str(path): path.read_bytes()
+            for path in self.root.rglob("*")
+            if path.is_file() and ".git/" not in str(path) and "__pycache__" not in str(path)
+        }
+        return files | ({"HEAD": self.git("rev-parse", "HEAD").encode()} if self.checkout.exists() else {})
+
+
+def git(where: Path, *args: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    done = subprocess.run(["git", "-C", where, *identity, *args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    root = tmp_path / "a path with spaces"
+    for name in ("scripts", "patches", "vendor/sdist"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "vendor" / "releases.toml", root / "vendor")
+    (root / "vendor" / ".lock").touch()
+    return Clone(root)
