@@ -33,8 +33,8 @@ SAMPLE, SEED, MINUTES, SHARDS, LEAST = 60, 22, 60, 2, 0.9
 TIMEOUT = 2400
 # After the tests of the patches: what finds most, soonest.
 SUITE = (
-    "exits parity processors counts draft_models strategies drafters cache_machines batch_machines batch_drafts "
-    "no_regret command_line server server_batches chat"
+    "contracts/c3_exits contracts/c4_parity contracts/c5_processors contracts/c7_no_regret contracts/c8_one_forward "
+    "contracts/c10_rows_are_alone caches commands/test_command_line.py server/test_server.py server/test_batches.py chat"
 ).split()
 CONFIG = """\
 [cosmic-ray]
@@ -88,7 +88,7 @@ def ask() -> int:
     for test in own_tests((changed or [""])[0], tree / "tests"):
         if subprocess.run([*alone, f"tests/{test}", *AS_ON_STOCK], cwd=tree, env=env).returncode:
             return 1
-    return subprocess.run([*pytest, *(f"conformance/test_{name}.py" for name in SUITE)], cwd=ROOT, env=env).returncode
+    return subprocess.run([*pytest, *(f"conformance/{name}" for name in SUITE)], cwd=ROOT, env=env).returncode
 
 
 def prepare(shard: int) -> Path:
