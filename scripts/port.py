@@ -245,7 +245,7 @@ def surface(checkout: Path, base: str) -> None:
         git(checkout, "archive", "--output", str(tree / "base.zip"), base, "mlx_lm")
         with zipfile.ZipFile(tree / "base.zip") as archive:
             archive.extractall(tree)
-        subprocess.run([sys.executable, "-m", "conformance.surface", str(tree), str(scratch / "old")], cwd=ROOT)
+        subprocess.run([sys.executable, "-m", "conformance.series.surface", str(tree), str(scratch / "old")], cwd=ROOT)
 
 
 if __name__ == "__main__":

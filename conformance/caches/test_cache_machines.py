@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.surface.__main__ import known
+from conformance.series.surface import known
 from conformance.testing.caches.batch_machine import BATCHES
 from conformance.testing.caches.layer_io import leaves
 from conformance.testing.caches.machines import KINDS, CacheMachine, run, small_steps
@@ -27,5 +27,5 @@ def test_every_cache_class_that_is_known_is_run() -> None:
         held = BATCHES[kind].padded(5, [0]) if kind in BATCHES else KINDS[kind](5).caches[0]
         names = {type(one).__name__ for one in [held, *leaves([held])]}
         assert cache.rpartition(":")[2] in names, (
-            f'"caches" of conformance/surface/surface.json: "{kind}" does not hold {cache}'
+            f'"caches" of conformance/series/surface.json: "{kind}" does not hold {cache}'
         )

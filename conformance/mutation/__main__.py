@@ -34,7 +34,8 @@ TIMEOUT = 2400
 # After the tests of the patches: what finds most, soonest.
 SUITE = (
     "contracts/c3_exits contracts/c4_parity contracts/c5_processors contracts/c7_no_regret contracts/c8_one_forward "
-    "contracts/c10_rows_are_alone caches commands/test_command_line.py server/test_server.py server/test_batches.py chat"
+    "contracts/c10_rows_are_alone caches commands/test_command_line.py server/test_server.py server/test_batches.py "
+    "chat"
 ).split()
 CONFIG = """\
 [cosmic-ray]

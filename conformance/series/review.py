@@ -19,8 +19,8 @@ from pathlib import Path
 
 from conformance.series.change import FAILURES, Change, NoChange, by_kind, failures, of_patch, of_ref, with_and_without
 from conformance.series.patches import PATCHES, commits
+from conformance.series.surface import functions, modules, signature
 from conformance.series.upstream_tests import KNOWN, outcome, related
-from conformance.surface.__main__ import functions, modules, signature
 
 # Tests of each kind that are named.
 SHOWN = 6

@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from conformance import ROOT
-from conformance.series.patches import DEFAULT as RELEASE
 
 
 @dataclass
@@ -45,7 +45,9 @@ class Clone:
 
     @property
     def checkout(self) -> Path:
-        return self.root / "vendor" / f"mlx-lm-{RELEASE}"
+        """Of the default release."""
+        default = tomllib.loads((self.root / "vendor" / "releases.toml").read_text())["default"]
+        return self.root / "vendor" / f"mlx-lm-{default}"
 
     def git(self, *args: str) -> str:
         return git(self.checkout, *args)

@@ -1,1 +1,1 @@
-"""Upstream's own tests pass as on the stock release."""
+"""What upstream ships beside the package: its tests, and what it calls its own."""

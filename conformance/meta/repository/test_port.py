@@ -14,7 +14,7 @@ from add_release import READ, edited, expect
 from conformance import ROOT
 from conformance.expectations.plugin import read
 from conformance.series.patches import DEFAULT, RELEASES
-from conformance.surface.__main__ import changes
+from conformance.series.surface import changes
 from conformance.testing.clones import Clone, clone, git
 
 __all__ = ["clone"]

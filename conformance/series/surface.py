@@ -1,8 +1,10 @@
 """What the suite knows of mlx-lm, and what a release has beyond that: read from the source, nothing is imported.
 
-python -m conformance.surface TREE [OLD]  one sentence for each cache class, model file, option and signature that is
-                                          new, and what changed since the OLD tree in caches, generate and server
-python -m conformance.surface --record    write the options and signatures of all pinned releases into surface.json
+python -m conformance.series.surface TREE [OLD]
+    one sentence for each cache class, model file, option and signature that is new, and what changed since the OLD tree
+    in caches, generate and server
+python -m conformance.series.surface --record
+    write the options and signatures of all pinned releases into surface.json
 """
 
 from __future__ import annotations
@@ -145,7 +147,7 @@ def complaints(tree: Path) -> list[str]:
         found.append(
             f"{file} has the cache class {name}, which the suite does not know: give it snap and restore in a patch, "
             'add a kind that holds it to KINDS of conformance/testing/caches/machines.py, and its name to "caches" of '
-            "conformance/surface/surface.json."
+            "conformance/series/surface.json."
         )
     for model in sorted(models(tree) - configured()):
         found.append(
@@ -158,7 +160,7 @@ def complaints(tree: Path) -> list[str]:
         unknown[file].append(name)
     found += [
         f"{file} has the options {', '.join(names)}, which the suite does not know: see whether they change what is "
-        "decoded or cached (then they need a test), and record them with python -m conformance.surface --record."
+        "decoded or cached (then they need a test), and record them with python -m conformance.series.surface --record."
         for file, names in unknown.items()
     ]
     there = functions(tree)
@@ -167,7 +169,7 @@ def complaints(tree: Path) -> list[str]:
         if name in there and (now := signature(there[name])) not in signatures:
             found.append(
                 f"{function} of {file}, which the series builds on, takes {now} and took {signatures[0]}: see that the "
-                "patches still fit, and record it with python -m conformance.surface --record."
+                "patches still fit, and record it with python -m conformance.series.surface --record."
             )
     return found
 

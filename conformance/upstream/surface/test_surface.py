@@ -1,6 +1,6 @@
 """All that mlx-lm has is known to the suite: model files, cache classes, options, signatures.
 
-python -m conformance.surface TREE compares a source tree that is not installed.
+python -m conformance.series.surface TREE compares a source tree that is not installed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx_lm
 import pytest
 
-from conformance.surface.__main__ import SINCE, complaints, gone
+from conformance.series.surface import SINCE, complaints, gone
 from conformance.testing.models.architectures import (
     CONFIGS,
     NOT_MODELS,

@@ -1,0 +1,90 @@
+"""Which file of the suite lies where, and what it may import: the rule of conformance/README.md, asked of each file.
+
+python -m conformance.meta.repository.rooms    draws the imports, as conformance/README.md shows them
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from conformance import ROOT
+from conformance.scorecard.rows import ROWS
+
+SUITE = ROOT / "conformance"
+ROWS_OF_TESTS = tuple(row.folder for row in ROWS if row.folder)
+TESTING = "testing"
+# The package itself, and what pytest and python -m ask for at its top.
+TOP = ("__init__.py", "__main__.py", "conftest.py")
+
+
+def files(suite: Path) -> dict[str, Path]:
+    """The Python files of the suite, by their path in it."""
+    return {path.relative_to(suite).as_posix(): path for path in sorted(suite.rglob("*.py"))}
+
+
+def row_folder(name: str) -> str:
+    """The folder of the row that a file lies in; nothing for a tool or what tests share."""
+    return next((folder for folder in ROWS_OF_TESTS if name.startswith(f"{folder}/")), "")
+
+
+def room(name: str) -> str:
+    """The first folder of a file."""
+    return name.partition("/")[0] if "/" in name else ""
+
+
+def imported(source: str, names: Mapping[str, Path]) -> Iterator[str]:
+    """The files of the suite that a source imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("conformance."):
+            module = node.module.removeprefix("conformance.").replace(".", "/")
+            for path in [module, *(f"{module}/{alias.name}" for alias in node.names)]:
+                yield from ({f"{path}.py", f"{path}/__init__.py"} & names.keys())
+
+
+def uses(suite: Path) -> dict[str, set[str]]:
+    """What each file imports of the others."""
+    names = files(suite)
+    return {name: set(imported(path.read_text("utf-8"), names)) - {name} for name, path in names.items()}
+
+
+def complaints(suite: Path) -> list[str]:
+    """A sentence for each file that lies where the rule does not put it."""
+    of, found = uses(suite), []
+    users = Counter(used for by in of.values() for used in by)
+    for name, used in of.items():
+        stem, here = Path(name).stem, row_folder(name)
+        if "/" not in name and name not in TOP:
+            found.append(f"{name} lies in no folder.")
+        if stem == "__init__":
+            pass
+        elif stem.startswith("test_"):
+            found += [f"{name} is a test outside the rows of the scorecard."] if not here else []
+        elif here:
+            beside = [f"{here}/test_{stem[:end]}.py" for end, letter in enumerate(f"{stem}_") if letter == "_"]
+            found += [] if any(one in of for one in beside) else [f"{name} helps no test of its folder by its name."]
+        elif room(name) == TESTING and users[name] < 2:
+            found.append(f"{name} is used by {users[name]} of the other files: two have to need what is shared.")
+        for other in sorted(used):
+            if row_folder(other) and (Path(other).stem.startswith("test_") or row_folder(other) != here):
+                found.append(f"{name} imports {other}, which belongs to a row.")
+            elif room(name) == TESTING and room(other) != TESTING:
+                found.append(f"{name} imports {other}, which is no part of testing/.")
+    return found
+
+
+def drawing(suite: Path) -> str:
+    """The imports between rooms, for Mermaid. Rows of tests are one room, which may import every other."""
+    arrows = set()
+    for name, used in uses(suite).items():
+        start = "tests" if row_folder(name) else room(name)
+        for end in ("tests" if row_folder(other) else room(other) for other in used):
+            if start and end and start not in (end, "tests"):
+                arrows.add(f"    {start} --> {end}")
+    return "\n".join(["graph LR", *sorted(arrows)]) + "\n"
+
+
+if __name__ == "__main__":
+    print(drawing(SUITE), end="")

@@ -1,1 +1,0 @@
-"""What mlx-lm has: model files, cache classes, options, signatures. python -m conformance.surface TREE"""

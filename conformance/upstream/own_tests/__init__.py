@@ -1,0 +1,1 @@
+"""Upstream's own tests pass as on the stock release."""

@@ -1,0 +1,1 @@
+"""The suite knows all that the release has."""
