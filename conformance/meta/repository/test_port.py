@@ -112,7 +112,7 @@ def test_another_release_is_named_everywhere() -> None:
     (others,) = [name for name in parser.sections() if name.startswith("testenv:{selftest,series")]
     assert ",-9.9.9}" in suite
     assert ",series-9.9.9}" in others
-    assert all("9.9.9: RELEASE = --release 9.9.9" in parser[name]["set_env"] for name in (suite, others))
+    assert "9.9.9: RELEASE = --release 9.9.9" in parser["testenv"]["set_env"]
     assert "patched-9.9.9, stock-9.9.9, {patched,stock}-9.9.9-lowest" in parser["tox"]["labels"]
 
 

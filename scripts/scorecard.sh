@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+set -euo pipefail
+usage() {
+  cat <<'EOF'
+usage: scripts/scorecard.sh [-h] [--render | ENVIRONMENT...]
+
+Run the suite in environments of tox.ini, and write what it came to into docs/scorecard.json, docs/scorecard.html and the
+table of the README. Runs of other environments stay as they are.
+
+  scripts/scorecard.sh                  all releases, with the series and without, and the tests of the suite itself: 75 minutes
+  scripts/scorecard.sh patched stock    the default release
+  scripts/scorecard.sh --render         run nothing: take what lies in .tox/scorecards
+EOF
+}
+case "${1-}" in
+  -h | --help) usage; exit 0 ;;
+  --render) ;;
+  -*) usage >&2; exit 2 ;;
+esac
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/python.sh
+. "$here/python.sh"
+cd -- "$here/.."
+status=0
+if [ "${1-}" = "" ]; then
+  "$here/tox.sh" -m matrix || status=$?
+  "$here/tox.sh" -e selftest || status=$?
+elif [ "$1" != --render ]; then
+  environments=$(IFS=, && echo "$*")
+  "$here/tox.sh" -e "$environments" || status=$?
+fi
+"$PYTHON" -m conformance.scorecard keep docs/scorecard.json .tox/scorecards/*.json --out docs/scorecard.json
+"$PYTHON" -m conformance.scorecard page docs/scorecard.json --out docs/scorecard.html
+"$PYTHON" -m conformance.scorecard table docs/scorecard.json --readme README.md
+exit "$status"
