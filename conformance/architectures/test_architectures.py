@@ -11,7 +11,8 @@ from mlx_lm.draft import DraftStats
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_lm.models.deepseek_v41 import LayerCache
 
-from conformance.testing.decode.replay import DRAFT, drafted, gap, noises, plain
+from conformance.testing.decode.recorder import Task, gap, plain
+from conformance.testing.decode.replay import DRAFT, noises, scripted
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.faults.models import keep_the_state, trim_one_short, trim_to_the_wrong_place
 from conformance.testing.faults.planted import nothing, planted
@@ -31,19 +32,18 @@ def complaints(name: str, where: str) -> list[str]:
     """What a drafted decode does not share with the plain one; nothing if it is right."""
     model, prompt = build(name), PROMPTS[where]
     n = BEFORE_THE_WINDOW.get(name, TOKENS) if where == "short" else TOKENS
-    right = plain(model, prompt, n)
-    tokens = [token for token, _ in right.steps]
-    drafter, stats = Scripted(prompt + tokens, VOCAB), DraftStats()
-    got = drafted(model, prompt, n, drafter, stats)
-    logprobs = [[row for _, row in run.steps] for run in (got, right)]
+    task = Task(tuple(prompt), n)
+    right = plain(model, task)
+    drafter, stats = Scripted(prompt + right.tokens, VOCAB), DraftStats()
+    got = scripted(model, task, drafter, stats)
 
     def near(distance: float, n_noises: int) -> bool:
         # To measure all of the noise takes as long as the rest, and most models have none.
-        return distance == 0 or any(distance <= n_noises * one for one in noises(model, prompt, right))
+        return distance == 0 or any(distance <= n_noises * one for one in noises(model, task, right))
 
     checks = {
-        "tokens": [token for token, _ in got.steps] == tokens,
-        "log probabilities": near(gap(*logprobs), 8),
+        "tokens": got.tokens == right.tokens,
+        "log probabilities": near(gap(got.rows, right.rows), 8),
         # Logits of the next turn: their scale is larger.
         "cache": near(gap(got.after, right.after), 128),
         "depths": set(range(DRAFT)) <= set(drafter.depths),

@@ -16,9 +16,10 @@ from typing import Any
 from mlx_lm.draft import BlockCosts
 from mlx_lm.draft.model import block_costs
 
-from conformance.check.decoding import Drafting, Run, Task, drafted, gaps, plain, rows_of
+from conformance.check.decoding import Drafting, drafted
 from conformance.check.prompts import Unusable, built_in, encode
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, judge
+from conformance.testing.decode.recorder import Run, Task, gaps, plain, rows_of
 from conformance.testing.drafts.scripted import Scripted
 
 RUNS = 3

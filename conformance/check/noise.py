@@ -13,7 +13,8 @@ from importlib.metadata import version
 
 import mlx.core as mx
 
-from conformance.testing.decode.replay import noise, plain
+from conformance.testing.decode.recorder import Task, plain
+from conformance.testing.decode.replay import noise
 from conformance.testing.models.architectures import build, runnable
 
 VOCAB = 64
@@ -24,7 +25,8 @@ TOKENS = {"below the window": 12, "past the window": 24}
 def measure(name: str) -> list[float]:
     """The largest difference of a log probability, below and past the windows of the tiny configuration."""
     model = build(name)
-    return [noise(model, prompt, plain(model, prompt, TOKENS[where])) for where, prompt in PROMPTS.items()]
+    tasks = [Task(tuple(prompt), TOKENS[where]) for where, prompt in PROMPTS.items()]
+    return [noise(model, task, plain(model, task)) for task in tasks]
 
 
 def main() -> int:

@@ -18,8 +18,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.check.decoding import gaps, log_probabilities
 from conformance.check.prompts import built_in, encode
+from conformance.testing.decode.recorder import gaps, log_probabilities
 from conformance.testing.models.layers import tapped
 
 LENGTHS, QUICK = tuple(range(1, 33)), (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)

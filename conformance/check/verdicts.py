@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from conformance.check.decoding import (
+from conformance.testing.decode.recorder import (
     Block,
     Run,
     Task,
@@ -238,7 +238,7 @@ def shadow(model: Any, task: Task, run: Run, single: Run, i: int, split: Iterabl
     """What a row would have been after a clean history."""
     n = len(run.tokens)
     if i >= n:
-        return next_turn(model, task, state_after(model, task, run.tokens, split))[i - n]
+        return next_turn(model, state_after(model, task, run.tokens, split), task.after)[i - n]
     block = run.owners[i]
     first = next(j for j in range(n) if run.owners[j] is block)
     start = start_of(task, run, first, single)

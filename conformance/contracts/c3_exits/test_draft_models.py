@@ -17,7 +17,7 @@ from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import stream_generate
 
 from conformance.testing.decode import draft_model as contracts
-from conformance.testing.decode.replay import gap, next_turn
+from conformance.testing.decode.recorder import gap, next_turn
 from conformance.testing.faults.planted import nothing, planted
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.draft_models import drafter_of

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mlx_lm.draft.verify import BlockVerifier
 
-from conformance.testing.decode.replay import Step, gap
+from conformance.testing.decode.recorder import Step, gap
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.faults.models import nothing_is_rejected, one_accepted_token_goes, one_rejected_token_stays
 from conformance.testing.faults.planted import nothing

@@ -30,7 +30,7 @@ from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import prompt_lookup_generate_step, speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
 
-from conformance.testing.decode.replay import Step, gap
+from conformance.testing.decode.recorder import Step, gap
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.families import (
     FAMILIES,

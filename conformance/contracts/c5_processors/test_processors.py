@@ -15,7 +15,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
-from conformance.testing.decode.replay import Step, gap
+from conformance.testing.decode.recorder import Step, gap
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.families import (
     GENERATE,

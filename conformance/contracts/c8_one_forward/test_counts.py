@@ -16,7 +16,7 @@ from mlx_lm.draft.planner import Planner
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models.cache import can_trim_prompt_cache
 
-from conformance.testing.decode.replay import Step, gap
+from conformance.testing.decode.recorder import Step, gap
 from conformance.testing.models.families import (
     FAMILIES,
     GENERATE,

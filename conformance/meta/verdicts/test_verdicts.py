@@ -18,8 +18,9 @@ import pytest
 from mlx import nn
 from mlx_lm.models.cache import QuantizedKVCache
 
-from conformance.check.decoding import Drafting, Run, Task, drafted, plain
+from conformance.check.decoding import Drafting, drafted
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
+from conformance.testing.decode.recorder import Run, Task, plain
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.faults.models import FAULTS, OfAnotherKernel
 from conformance.testing.models.families import GENERATE, VOCAB, model_of, mutant

@@ -27,7 +27,8 @@ from conformance.testing.decode.batches import (
     break_part,
     until,
 )
-from conformance.testing.decode.replay import Run, gap, next_turn, noises, plain
+from conformance.testing.decode.recorder import Run, Task, gap, next_turn, plain
+from conformance.testing.decode.replay import noises
 from conformance.testing.models.architectures import build, make_cache
 from conformance.testing.models.families import model_of
 
@@ -43,6 +44,10 @@ class Row:
     @property
     def prompt(self) -> list[int]:
         return [(7 * i + 3 * self.length) % VOCAB for i in range(self.length)]
+
+    @property
+    def task(self) -> Task:
+        return Task(tuple(self.prompt), self.n)
 
 
 # One prompt fills the windows and chunks of the tiny configurations, the answers of the others do.
@@ -61,8 +66,6 @@ RELEASE = mlx_lm.__version__.split("+")[0]
 if RELEASE == "0.32.0":
     PADDED |= {"granitemoehybrid"}
     ONE_BY_ONE |= {"minicpm3", "phixtral"}
-
-
 NOT_JOINED = {"mamba2", "falcon_h1"} if RELEASE in ("0.32.0", "0.32.1") else set[str]()
 # What another order of sums makes of float32 logits, in an attention with padding.
 ROUNDING = 1e-5
@@ -71,7 +74,7 @@ ROUNDING = 1e-5
 def serve(name: str, model: Any, rights: list[Run], drafted: bool) -> list[Answer]:
     requests = []
     for row, right in zip(rows_of(name), rights, strict=True):
-        script = Partly(row.prompt + [token for token, _ in right.steps], row.share or 0)
+        script = Partly(row.prompt + right.tokens, row.share or 0)
         requests.append(Request(row.prompt, row.n, script if drafted and row.share is not None else None))
     groups = [[request] for request in requests] if name in ONE_BY_ONE else [requests]
     return [answer for group in groups for answer in answers(BatchGenerator(model, draft_costs=FREE), group)]
@@ -84,14 +87,14 @@ def rows_of(name: str) -> tuple[Row, ...]:
 def complaints(name: str) -> list[str]:
     """What a batch with drafts does not share with its rows alone; nothing if it is right."""
     model = build(name)
-    rights = [plain(model, row.prompt, row.n) for row in rows_of(name)]
+    rights = [plain(model, row.task) for row in rows_of(name)]
     together = serve(name, model, rights, drafted=False)
-    alike = [one.tokens == [token for token, _ in right.steps] for one, right in zip(together, rights, strict=True)]
+    alike = [one.tokens == right.tokens for one, right in zip(together, rights, strict=True)]
     found = ["a batch without drafts"] if all(alike) == (name in PADDED) else []
     if name in PADDED:
         rights = [
-            Run(list(zip(one.tokens, one.rows, strict=True)), next_turn(model, one.last.prompt_cache))
-            for one in together
+            Run(one.tokens, one.rows, next_turn(model, one.last.prompt_cache, row.task.after))
+            for row, one in zip(rows_of(name), together, strict=True)
         ]
     drafted = serve(name, model, rights, drafted=True)
     for row, right, without, got in zip(rows_of(name), rights, together, drafted, strict=True):
@@ -100,21 +103,20 @@ def complaints(name: str) -> list[str]:
 
 
 def complaints_of(model: Any, row: Row, right: Run, without: Answer, got: Answer) -> list[str]:
-    tokens, logprobs = (list(column) for column in zip(*right.steps, strict=True))
-    if got.tokens != tokens:
+    if got.tokens != right.tokens:
         return ["tokens"]
 
     def near(distance: float, n_noises: int) -> bool:
         """To measure all of the noise takes as long as the rest, and most models have none."""
-        if distance <= n_noises * gap(without.rows, logprobs):
+        if distance <= n_noises * gap(without.rows, right.rows):
             return True
-        return any(distance <= n_noises * one for one in noises(model, row.prompt, right))
+        return any(distance <= n_noises * one for one in noises(model, row.task, right))
 
-    after = gap(next_turn(model, got.last.prompt_cache), right.after)
+    after = gap(next_turn(model, got.last.prompt_cache, row.task.after), right.after)
     checks = {
-        "log probabilities": near(gap(got.rows, logprobs), 8),
+        "log probabilities": near(gap(got.rows, right.rows), 8),
         "finish reason": got.last.finish_reason == without.last.finish_reason == "length",
-        "tokens that are held": got.last.all_tokens == row.prompt + tokens,
+        "tokens that are held": got.last.all_tokens == row.prompt + right.tokens,
         "cache": after < ROUNDING or near(after, 128),
         "statistics": are_told(row, got),
     }

@@ -27,7 +27,7 @@ from conformance.testing.decode.batches import (
     insert,
     until,
 )
-from conformance.testing.decode.replay import gap, next_turn
+from conformance.testing.decode.recorder import gap, next_turn
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.families import model_of
 from conformance.testing.tally import TALLY

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
-from conformance.testing.decode.replay import gap
+from conformance.testing.decode.recorder import gap
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.draft_models import drafter_of
 from conformance.testing.models.families import GENERATE, OPTIONS, PROMPT, allowed, model_of, seeded, shape

@@ -19,7 +19,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from conformance.testing.decode.replay import Step, noise, plain
+from conformance.testing.decode.recorder import Step, Task, plain
+from conformance.testing.decode.replay import noise
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.models.architectures import CONFIGS, build, make_cache
 
@@ -69,7 +70,8 @@ def model_of(family: str) -> Counted:
 
 def tolerance(model: Any) -> float:
     """How far log probabilities may be apart: nothing where the rows of a block are those of single steps."""
-    return 8 * noise(model, PROMPT, plain(model, PROMPT, 16))
+    task = Task(tuple(PROMPT), 16)
+    return 8 * noise(model, task, plain(model, task))
 
 
 @cache
