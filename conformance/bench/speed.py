@@ -26,7 +26,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
 from conformance.testing.texts.prompts import PROMPTS
-from conformance.testing.texts.workloads import Message, chat, fenced
+from conformance.testing.texts.workloads import Message, ambiguous_text, chat, fenced
 
 HIDDEN = 15_360
 TOKENS = 256
@@ -51,11 +51,7 @@ def widened(hidden: int = HIDDEN, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, A
 
 
 def ambiguous(seed: int) -> list[Message]:
-    """Short n-grams in random order: a lookup finds what it looks for everywhere, and is mostly wrong."""
-    rng = random.Random(seed)
-    words = "item value count total first last node path".split()
-    grams = [" ".join(rng.choice(words) for _ in range(3)) for _ in range(8)]
-    return chat(f"Write prose.\n{fenced(' '.join(rng.choice(grams) for _ in range(60)))}")
+    return chat(f"Write prose.\n{fenced(ambiguous_text(random.Random(seed))(60))}")
 
 
 def prompts() -> dict[str, list[Message]]:

@@ -67,11 +67,8 @@ def summary(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
 
 
 def ambiguous(rng: random.Random, _: Corpus, chars: int) -> list[Message]:
-    """A few 3-grams in random order: the end of the text always matches, and what follows is chance."""
-    names = "item value count total first last node path".split()
-    grams = [" ".join(rng.choice(names) for _ in range(3)) for _ in range(8)]
-    text = " ".join(rng.choice(grams) for _ in range(chars // 12))
-    return chat(f"Write prose.\n{fenced(text)}", " ".join(rng.choice(grams) for _ in range(chars // 12)))
+    text = workloads.ambiguous_text(rng)
+    return chat(f"Write prose.\n{fenced(text(chars // 12))}", text(chars // 12))
 
 
 def drawn(*kinds: str) -> Draw:

@@ -31,6 +31,7 @@ from mlx_lm.generate import prompt_lookup_generate_step, speculative_generate_st
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.testing.decode.recorder import Step, gap
+from conformance.testing.faults.models import InBfloat16, OfAnotherKernel
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.families import (
     FAMILIES,
@@ -120,35 +121,10 @@ def test_parity(family: str, name: str) -> None:
     assert complaints(family, name) == []
 
 
-class Noisy:
-    """A model whose logits are off by up to a bound wherever several tokens are fed at once, as on some devices.
-
-    Without a bound they are rounded to bfloat16, and off by up to two steps of it.
-    """
-
-    def __init__(self, family: str, bound: float | None) -> None:
-        self.model, self.bound, self.layers = model_of(family), bound, model_of(family).layers
-
-    def make_cache(self) -> Any:
-        return make_cache(self.model)
-
-    def __call__(self, inputs: mx.array, cache: Any) -> mx.array:
-        logits: mx.array = self.model(inputs, cache=cache)
-        if self.bound is None:
-            logits = logits.astype(mx.bfloat16)
-        if inputs.shape[1] > 1:
-            key = mx.random.key(sum(inputs[0].tolist()))
-            off = mx.random.uniform(-1, 1, logits.shape, key=key)
-            if self.bound is None:
-                logits += (2 * mx.finfo(logits.dtype).eps * mx.abs(logits) * mx.round(off)).astype(logits.dtype)
-            else:
-                logits += self.bound * off
-        return logits
-
-
 def near_ties(family: str, margin: float | str) -> tuple[bool, DraftStats]:
     """Whether a noisy model gives plain decoding's tokens, when half of the drafts are right."""
-    model, stats, n = Noisy(family, None if margin == "auto" else 0.02), DraftStats(), 3 * N
+    model = InBfloat16(model_of(family)) if margin == "auto" else OfAnotherKernel(model_of(family), logits=0.02)
+    stats, n = DraftStats(), 3 * N
     right = seeded(model, PROMPT, n)
     drafter = scripted(PROMPT, right)
     arguments = {"num_draft_tokens": 5, "disable_adaptive_gate": True, "draft_margin": margin}
@@ -179,7 +155,7 @@ def test_parity_is_lost_without_a_margin() -> None:
 
 def learned(family: str, bound: float) -> float:
     """The margin that is learned from one token of a block and the same token alone, in multiples of the noise."""
-    model, margin, noise = Noisy(family, bound), NearTies("auto"), 0.0
+    model, margin, noise = OfAnotherKernel(model_of(family), logits=bound), NearTies("auto"), 0.0
     for length in range(2, 6):
         layers, tokens = make_cache(model), mx.array([PROMPT])
         model(tokens[:, :-length], cache=layers)

@@ -29,6 +29,7 @@ from mlx_lm.utils import sharded_load
 from conformance import FIXTURE
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.models.architectures import build
+from conformance.testing.models.families import Counted
 from conformance.testing.texts.prompts import PROMPTS
 
 N = 24
@@ -55,20 +56,14 @@ class Result:
     error: str | None = None
 
 
-class Part:
-    """A rank's part of a model, which may be slow. It notes the length of every block."""
+class Part(Counted):
+    """A rank's part of a model, which may be slow."""
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.layers, self.seconds = model, model.layers, 0.0
-        self.blocks: list[int] = []
-        if hasattr(model, "make_cache"):
-            self.make_cache = model.make_cache
+    seconds = 0.0
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        self.blocks.append(inputs.size)
         time.sleep(self.seconds)
-        logits: mx.array = self.model(inputs, cache=cache)
-        return logits
+        return super().__call__(inputs, cache)
 
 
 class Unasked:

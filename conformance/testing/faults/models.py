@@ -52,6 +52,18 @@ class OfAnotherKernel:
         return logits + self.bound * self.noise(logits.shape) if several and self.bound else logits
 
 
+class InBfloat16(OfAnotherKernel):
+    """Logits that are rounded to bfloat16, and off by up to two steps of it wherever several tokens are fed at once."""
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        logits: mx.array = self.model(inputs, cache=cache).astype(mx.bfloat16)
+        if inputs.shape[1] == 1:
+            return logits
+        self.seed(inputs)
+        steps = 2 * mx.finfo(logits.dtype).eps * mx.abs(logits)
+        return logits + (steps * mx.round(self.noise(logits.shape))).astype(logits.dtype)
+
+
 accept = BlockVerifier.accept
 quantized_trim = QuantizedKVCache.trim
 kv_trim, rotating_trim, arrays_trim = KVCache.trim, RotatingKVCache.trim, ArraysCache.trim

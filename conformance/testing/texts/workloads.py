@@ -259,6 +259,13 @@ def tool_call(rng: random.Random, count: int) -> list[Message]:
     ]
 
 
+def ambiguous_text(rng: random.Random) -> Callable[[int], str]:
+    """Makes texts of a few 3-grams in random order: the end always matches, and what follows is chance."""
+    names = "item value count total first last node path".split()
+    grams = [" ".join(rng.choice(names) for _ in range(3)) for _ in range(8)]
+    return lambda n_grams: " ".join(rng.choice(grams) for _ in range(n_grams))
+
+
 def continuation(rng: random.Random, text: str, what: str) -> list[Message]:
     """The second half of a text: hardly anything to copy."""
     cut = text.rfind(" ", 0, len(text) // 4) + 1
