@@ -1,6 +1,6 @@
 """Measure drafted against plain decoding on a model that costs what a larger one costs.
 
-python -m conformance.bench.speed [--repeats 5] [--strategies suffix ngram-simple ngram-mod]
+python -m conformance.bench.speed [--repeats 5] [--strategies edit suffix ngram-simple ngram-mod]
 
 The model is the fixture with a wider MLP whose new neurons are multiplied by zero: it computes what the fixture does,
 and costs what a model of 24 million parameters costs. Each prompt is decoded plain and drafted in turns; a speed is the
@@ -113,7 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="decodes of each kind, in turns")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="the longest answer")
-    parser.add_argument("--strategies", nargs="+", default=["suffix", "ngram-simple", "ngram-mod"])
+    parser.add_argument("--strategies", nargs="+", default=["edit", "suffix", "ngram-simple", "ngram-mod"])
     parser.add_argument("--prompts", nargs="+", default=list(prompts()))
     args = parser.parse_args()
     model, tokenizer = widened()
