@@ -54,7 +54,7 @@ def measured(subject: Subject, form: str = tasks.OWN, workload: str = "echo") ->
     return list(cells.measure(subject, task, strategies.main_ones(subject)[:3], PLAN))
 
 
-def result(speed: float | None = 2.0, strategy: str = "suffix", low: float = 1.5) -> Row:
+def result(speed: float | None = 2.0, strategy: str = strategies.AUTO, low: float = 1.5) -> Row:
     labels = {"model": "m", "weights": "bf16", "kv": "KVCache", "batch": 1, "strategy": strategy, "options": ""}
     labels |= {"workload": "echo", "task": "echo 1", "answer": "own", "size": "short", "turn": 1, "state": "cold"}
     counts = {"tokens": 9, "tokens_per_forward": 3.0, "fed_per_token": 1.5, "acceptance": 0.5, "positions": [[1, 2]]}
