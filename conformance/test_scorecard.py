@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ import pytest
 from conformance.scorecard.__main__ import main
 from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Run, kept, load, names
 from conformance.scorecard.page import page
-from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, matches, part
+from conformance.scorecard.rows import FOLDER, ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, matches, part
 from conformance.scorecard.table import filled, table
 from conformance.series import RELEASES, ROOT
 
@@ -333,6 +334,17 @@ def test_the_documents_show_the_runs_that_are_kept() -> None:
         assert page(runs) == html.read_text("utf-8"), (
             "run: python -m conformance.scorecard page docs/scorecard.json ..."
         )
+
+
+def test_the_contracts_name_their_tests() -> None:
+    """A section for each contract of the scorecard, in this order, with every file behind its row."""
+    contracts = [row for row in ROWS if row.group == "contracts"]
+    _, *sections = (ROOT / "docs" / "contracts.md").read_text("utf-8").split("\n## ")
+    assert [section.split("\n", 1)[0] for section in sections] == [row.name for row in contracts]
+    for row, section in zip(contracts, sections, strict=True):
+        listed = re.findall(r"^- (conformance/\S+\.py):", section, re.MULTILINE)
+        assert set(listed) == {FOLDER + pattern.split("::")[0] for pattern in row.patterns}
+        assert all((ROOT / path).is_file() for path in listed)
 
 
 def all_tests(folder: Path) -> set[str]:

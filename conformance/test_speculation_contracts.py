@@ -2,7 +2,7 @@
 
 pytest conformance/test_speculation_contracts.py
 It uses no name that only the series has, so that a stock release can be asked the same. C2 to C5 are the contracts of
-docs/exactness.md: a cache that cannot be rolled back is refused, every exit leaves what plain decoding leaves, the
+docs/contracts.md: a cache that cannot be rolled back is refused, every exit leaves what plain decoding leaves, the
 tokens are those of plain decoding, and logits processors see the same history.
 """
 
