@@ -36,13 +36,13 @@ ROWS = (
     Row(
         "C1 snapshot",
         "contracts",
-        "restore brings everything back",
+        "a restored cache is what it was",
         ("test_cache_faults.py", "test_benchmarks.py", "test_contracts.py::test_holds[C1 *", "test_contracts.py"),
     ),
     Row(
         "C2 no silent no-op",
         "contracts",
-        "what cannot be rolled back is an error or is restored",
+        "a cache drops tokens exactly, or the error names it",
         (
             "test_contracts.py::test_holds[C2 *",
             "test_speculation_contracts.py::test_is_decoded*",
@@ -83,7 +83,7 @@ ROWS = (
     Row(
         "C6 nothing hidden",
         "contracts",
-        "what is not done is said, and contradictions are errors",
+        "the response says why nothing is drafted; contradictions are errors",
         (
             "test_command_line.py::test_contradictions_are_errors_before_a_model_is_loaded*",
             "test_server.py::test_wrong_fields_are_named",
@@ -93,7 +93,7 @@ ROWS = (
     Row(
         "C7 no regret",
         "contracts",
-        "drafting that does not pay is shortened, and nothing is measured",
+        "drafting that does not pay becomes shorter; nothing is measured",
         (
             "test_drafters.py",
             "test_drafter_benchmarks.py",
@@ -102,17 +102,17 @@ ROWS = (
             "test_simulated_batches.py",
         ),
     ),
-    Row("C8 one forward a cycle", "contracts", "forward passes and tokens fed, counted", ("test_counts.py",)),
+    Row("C8 one forward a cycle", "contracts", "a rejected draft costs no second forward pass", ("test_counts.py",)),
     Row(
         "C9 ranks agree",
         "contracts",
-        "two ranks decode what one decodes",
+        "all ranks draft and accept alike",
         ("test_ranks.py", "test_ranks_served.py"),
     ),
     Row(
         "C10 rows are alone",
         "contracts",
-        "in a batch each row is what it is alone, whatever the others draft, cancel or raise",
+        "each row of a batch is what it is alone",
         ("test_batch_drafts.py", "test_batch_draft_faults.py", "test_batch_memory.py"),
     ),
     Row(
