@@ -1,4 +1,4 @@
-"""The scorecard says what a run came to, and is not stale: pytest conformance/test_scorecard.py
+"""The scorecard shows the results of a run, and is not stale: pytest conformance/test_scorecard.py
 
 What is planted: each outcome that a test can have, a test in no row or in two, a row of tests that are gone, a table of
 other runs.
