@@ -240,7 +240,7 @@ def test_one_test_withholds_the_word(tmp_path: Path, outcome: str, state: str, v
     assert f"</b> {CONFORMANT}</span>" not in page(runs)
     if outcome != "gone":
         note = REASON.removesuffix(" And more.").replace("<", "&lt;")
-        assert f"\n- {SAID[outcome]}, with the series: {note}\n" in table(runs)
+        assert f"\n- With the series, {SAID[outcome]}: {note}\n" in table(runs)
         assert escape(REASON) in page(runs)
         assert "<code>C5 processors::1</code>" in page(runs)
 

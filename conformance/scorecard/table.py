@@ -115,7 +115,7 @@ def table(runs: Sequence[Run], release: str = DEFAULT) -> str:
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n"
     text += "\n".join(about(run, name) for run, name in zip(runs, heads, strict=True)) + "\n"
     reasons = {(outcome, short(reason)): None for run in patched for outcome, reason in run.total.why if reason}
-    return text + "".join(f"- {SAID[outcome]}, with the series: {reason}\n" for outcome, reason in reasons)
+    return text + "".join(f"- With the series, {SAID[outcome]}: {reason}\n" for outcome, reason in reasons)
 
 
 def filled(text: str, runs: Sequence[Run]) -> str:
