@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--scorecard",
         type=Path,
         metavar="FILE",
-        help="write what each test came to; it has to be --scorecard=FILE, without spaces",
+        help="write the result of each test; it has to be --scorecard=FILE, without spaces",
     )
 
 

@@ -4,8 +4,8 @@ usage() {
   cat <<'EOF'
 usage: scripts/bench.sh [-h] [--quick] [--model MODEL] [--merge FILE...] [--check] [--render] [more options]
 
-Make every number, table and picture of docs/benchmarks.md, docs/serving.md and the README's "What it gains", in at most 90
-minutes on two cores. Leave the machine alone while it runs.
+Make every number, table and picture of docs/benchmarks.md and docs/serving.md, and the pictures of the README, in at most
+90 minutes on two cores. Leave the machine alone while it runs.
 
   scripts/bench.sh                      measure with the model of this repository
   scripts/bench.sh --quick              small settings, at most 3 minutes; shows that all works, judges no times

@@ -149,7 +149,9 @@ def export(checkout: Path, base: str, into: Path) -> None:
     """Write the commits since ``base`` as patches that do not change unless their content does."""
     stable = ["--zero-commit", "--no-signature", "--no-numbered", "--full-index", "--no-renames", "--no-stat"]
     algorithm = ["--diff-algorithm=histogram", "--unified=3", "--no-ext-diff", "--no-color", "--subject-prefix=PATCH"]
-    git(checkout, "format-patch", "--quiet", *stable, *algorithm, "--output-directory", str(into), f"{base}..HEAD")
+    # The name of a file is the whole subject, which git would cut off.
+    names = ["--filename-max-length=120", "--output-directory", str(into)]
+    git(checkout, "format-patch", "--quiet", *stable, *algorithm, *names, f"{base}..HEAD")
     for patch in sorted(into.glob("*.patch")):
         text = patch.read_text()
         patch.write_text(re.sub(r"^Date: .*$", f"Date: {DATE}", text, count=1, flags=re.MULTILINE))

@@ -62,7 +62,7 @@ def started(at: Environment, side: str, adapter: str | None, only: str | None) -
 def finished(at: Environment, side: str, run: subprocess.Popen[str]) -> dict[str, Any]:
     said = run.communicate()[1].strip().splitlines()
     if run.returncode or not at.result(side).exists():
-        raise Refused(f"{at.name}: {said[-1] if said else 'it ended without a word'}")
+        raise Refused(f"{at.name}: {said[-1] if said else 'it ended without a message'}")
     judged: dict[str, Any] = json.loads(at.result(side).read_text())
     return judged
 

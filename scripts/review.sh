@@ -4,10 +4,11 @@ usage() {
   cat <<'EOF'
 usage: scripts/review.sh [-h] N | DIR@REF [--against REF] | --all
 
-For patch N of the series, or the last commit of a ref of a clone of mlx-lm: its size and files, the public names that it adds, removes and changes, and whether
-  the series up to it builds a wheel,
-  its own tests pass with it and fail without it: which, with a wrong result or for want of a name,
-  the tests of mlx-lm's own that import what it changes fail nothing more than without it.
+Review patch N of the series, or the last commit of a ref of a clone of mlx-lm. It prints the size and the files, and the public
+names that the patch adds, removes and changes. It says whether
+  the series up to the patch builds a wheel,
+  the patch's own tests pass with it and fail without it, and if they fail with a wrong result or because a name is missing,
+  mlx-lm's own tests of what it changes fail nothing more than without it.
 
   scripts/review.sh 6                                  one patch: a minute or less
   scripts/review.sh ~/mlx-lm@fix                       the last commit of a branch

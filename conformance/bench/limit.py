@@ -1,4 +1,4 @@
-"""The limit: what blocks cost where they are fed, and so the most that a run can gain by what it drafted."""
+"""What blocks cost where they are fed, and the ideal: the most that a run can gain with its drafts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from conformance.bench.cells import Row
 from conformance.bench.results import CELLS, Run, chosen, different, mean, rows, values
 from conformance.bench.strategies import AUTO
 
-DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "serving.md", ROOT / "README.md")
+DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "serving.md")
 MARKED = re.compile(r"(<!-- bench ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 NO_PARITY = "no parity"
 
@@ -72,43 +72,19 @@ def subjects(runs: Sequence[Run]) -> str:
 
 
 def workloads(runs: Sequence[Run]) -> str:
-    """The default strategy on each class of text."""
+    """The default strategy on each class and context, all turns and kinds of answers together; the page has each."""
     found, lines = chosen(rows(runs, "workloads"), strategy=AUTO), []
-    names = ("model", "weights", "workload", "answer", "size", "turn")
+    names = ("model", "weights", "workload", "size")
     for labels in different(found, *names):
         some = chosen(found, **dict(zip(names, labels, strict=True)))
-        prompt = sum(row["prompt_tokens"] for row in some) // len(some)
-        facts = [prompt, speed(some), spread(some), min(values(some, "speed"), default=None)]
-        for name in ("plain_tps", "tps", "prefill_tps", "tokens_per_forward", "fed_per_token", "acceptance"):
+        facts = [len(some), speed(some), spread(some), min(values(some, "speed"), default=None)]
+        for name in ("tokens_per_forward", "acceptance"):
             # A share that is 0 has no logarithm.
             measured = values(some, name)
             facts.append(sum(measured) / len(measured) if measured else None)
-        facts += [mean(values(some, "ideal")), mean(values(some, "reached"))]
-        lines.append([*labels, *facts])
-    head = [
-        "model",
-        "weights",
-        "workload",
-        "answer",
-        "context",
-        "turn",
-        "prompt tokens",
-        "speed",
-        "spread",
-        "worst prompt",
-    ]
-    head += ["plain tokens/s", "drafted tokens/s", "prefill tokens/s", "tokens a forward", "fed a token"]
-    return table([*head, "accepted", "ideal", "reached"], lines)
-
-
-def summary(runs: Sequence[Run]) -> str:
-    """The default strategy on each class, in short contexts, all turns and both kinds of answers together."""
-    found, lines = chosen(rows(runs[:1], "workloads"), strategy=AUTO, size="short"), []
-    for (workload,) in different(found, "workload"):
-        some = chosen(found, workload=workload)
-        least = min(values(some, "speed"), default=None)
-        lines.append([workload, len(some), speed(some), least, mean(values(some, "ideal"))])
-    return table(["workload", "prompts", "speed", "worst prompt", "ideal"], lines)
+        lines.append([*labels, *facts, mean(values(some, "ideal")), mean(values(some, "reached"))])
+    head = ["model", "weights", "workload", "context", "prompts", "speed", "spread", "worst prompt"]
+    return table([*head, "tokens a forward", "accepted", "ideal", "reached"], lines)
 
 
 def strategies(runs: Sequence[Run]) -> str:
@@ -137,14 +113,18 @@ def turns(runs: Sequence[Run]) -> str:
 
 
 def sweep(runs: Sequence[Run]) -> str:
-    """All options, as means over the workloads, and the worst of these."""
+    """Each strategy with its defaults, its best and its worst options, as means; the page has all options."""
     found, lines = rows(runs, "sweep"), []
-    for model, strategy, options in different(found, "model", "strategy", "options"):
-        some = chosen(found, model=model, strategy=strategy, options=options)
-        low = min(values(some, "speed"), default=None)
-        worst = next((row["task"] for row in some if row["speed"] == low), "—")
-        facts = [mean(values(some, name)) for name in ("tokens_per_forward", "fed_per_token", "reached")]
-        lines.append([model, strategy, options, speed(some), low, worst, *facts])
+    for model, strategy in different(found, "model", "strategy"):
+        some = chosen(found, model=model, strategy=strategy)
+        by_options = {options: chosen(some, options=options) for (options,) in different(some, "options")}
+        order = sorted(by_options, key=lambda options: mean(values(by_options[options], "speed")) or 0.0, reverse=True)
+        for options in dict.fromkeys([*(options for options in order if not options), order[0], order[-1]]):
+            each = by_options[options]
+            low = min(values(each, "speed"), default=None)
+            worst = next((row["task"] for row in each if row["speed"] == low), "—")
+            facts = [mean(values(each, name)) for name in ("tokens_per_forward", "fed_per_token", "reached")]
+            lines.append([model, strategy, options, speed(each), low, worst, *facts])
     head = ["model", "strategy", "options", "speed", "worst", "which", "tokens a forward", "fed a token", "reached"]
     return table(head, lines)
 
@@ -182,9 +162,13 @@ def costs(runs: Sequence[Run]) -> str:
 
 
 def drafters(runs: Sequence[Run]) -> str:
+    """At every third length, from the longest on."""
+    found = rows(runs, "drafters")
+    shown = sorted({row["context"] for row in found}, reverse=True)[::3]
     lines = [
         [row["drafter"], row["context"], row["index_us"], row["match_us"], row["miss_us"], mib(row["bytes"])]
-        for row in sorted(rows(runs, "drafters"), key=lambda row: (row["drafter"], row["context"]))
+        for row in sorted(found, key=lambda row: (row["drafter"], row["context"]))
+        if row["context"] in shown
     ]
     return table(["drafter", "context", "us to take in a token", "us, match", "us, miss", "MiB"], lines)
 
@@ -224,21 +208,23 @@ def first(runs: Sequence[Run]) -> str:
 
 
 def peers(runs: Sequence[Run]) -> str:
-    lines = []
-    for row in rows(runs, "peers"):
-        if "missing" in row:
-            lines.append([row["peer"], "—", "—", f"missing: {row['missing']}", *["—"] * 4])
-            continue
-        facts = [row["plain_tps"], row["tokens_per_forward"], row["fed_per_token"]]
-        lines.append([row["peer"], row["options"], row["workload"], speed([row]), spread([row]), *facts])
-    ours = chosen(rows(runs, "workloads"), answer="own", size="short")
-    workloads = {row.get("workload") for row in rows(runs, "peers")}
-    for row in ours:
+    """A line for each implementation and its options, with the speed on each workload."""
+    runs = [run for run in runs if run.get("peers")]
+    found = rows(runs, "peers")
+    there = [{"who": row["peer"]} | row for row in found if "missing" not in row]
+    workloads = [workload for (workload,) in different(there, "workload")]
+    for row in chosen(rows(runs, "workloads"), answer="own", size="short"):
         if row["workload"] in workloads and row["task"].endswith(" 1"):
-            facts = [row["plain_tps"], row["tokens_per_forward"], row["fed_per_token"]]
-            lines.append(["this series", row["strategy"], row["workload"], speed([row]), spread([row]), *facts])
-    head = ["who", "options", "workload", "speed", "spread", "plain tokens/s", "tokens a forward", "fed a token"]
-    return table(head, lines)
+            there.append(row | {"who": "this series", "options": row["strategy"]})
+    lines: list[list[Any]] = []
+    for who, options in different(there, "who", "options"):
+        some = chosen(there, who=who, options=options)
+        plain = values(some, "plain_tps")
+        speeds = (speed(chosen(some, workload=workload)) for workload in workloads)
+        lines.append([who, options, sum(plain) / len(plain) if plain else None, *speeds])
+    gaps = ["—"] * (1 + len(workloads))
+    lines += [[row["peer"], f"missing: {row['missing']}", *gaps] for row in found if "missing" in row]
+    return table(["who", "options", "plain tokens/s", *workloads], lines)
 
 
 def serving(runs: Sequence[Run]) -> str:
@@ -255,7 +241,6 @@ TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
     for each in (
         subjects,
         workloads,
-        summary,
         strategies,
         turns,
         sweep,

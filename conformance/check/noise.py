@@ -2,7 +2,7 @@
 
 python -m conformance.check.noise    a Markdown table of the models whose blocks are not row-identical on this device
 
-Nothing is rewound here: this is what the model's own code and the kernels do when they see several tokens at once.
+Nothing is trimmed here: the differences come from the model's own code and the kernels.
 """
 
 from __future__ import annotations

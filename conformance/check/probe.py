@@ -2,7 +2,7 @@
 
 python -m conformance probe --model conformance/fixture
 
-Nothing is drafted and nothing is rewound here: this is what the model's own code and the kernels do.
+Nothing is drafted and nothing is trimmed here: the differences come from the model's own code and the kernels.
 """
 
 from __future__ import annotations

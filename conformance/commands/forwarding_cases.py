@@ -1,8 +1,7 @@
 """Where each option of each command acts.
 
-A case is what a user types after an option and what lies at a place of the record of
-``testing.commands.recorders`` then. Places below ``step`` are looked at in all ways in which a command
-generates tokens.
+A case pairs what a user types after an option with the value that ``commands.recorders`` then records at a place.
+Places below ``step`` are checked for all ways in which a command generates tokens.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--prompt-lookup-num-tokens", type=int, default=8)
     args = parser.parse_args()
     if "prompt_lookup_num_tokens" not in signature(stream_generate).parameters:
-        print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show: patch 0006 brings it")
+        print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show; scripts/apply.sh installs one that has")
         return 0
     print(f"mlx-lm {mlx_lm.__version__}, model {args.model}\n")
     model, tokenizer = load(args.model)

@@ -1,4 +1,4 @@
-"""Ask the mlx-lm that is installed all cases, through an adapter, and write what came of each to a file.
+"""Ask the mlx-lm that is installed all cases, through an adapter, and write each outcome to a file.
 
 python -m conformance.judging --out FILE [--adapter NAME|FILE] [--only caches]      what scripts/judge.sh runs
 """

@@ -27,7 +27,7 @@ class NotAsked(Exception):
 
 
 class NotShown(Exception):
-    """The case came to its end and could not have failed."""
+    """The case ran to its end and could not have failed."""
 
 
 class Refused(Exception):

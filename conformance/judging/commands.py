@@ -1,4 +1,4 @@
-"""C6 of the commands: the options that turn drafting on do so, and the text is that without them."""
+"""C6 of the commands: the options that turn drafting on do so, and the text stays the same."""
 
 from __future__ import annotations
 

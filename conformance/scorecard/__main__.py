@@ -5,7 +5,7 @@ Where two are of the same release, flavour, mlx and device, the later one counts
 stays as it was.
 
 page    one HTML file, without a script or a network
-table   a table in Markdown, with the newest mlx of each release: printed, or put between the markers of --readme
+table   a table in Markdown of the default release with its newest mlx: printed, or put between the markers of --readme
 keep    one file of all these runs, without the names of the tests that passed
 """
 

@@ -1,4 +1,4 @@
-"""Cells: what the tests of a row, or of a part of it, came to in one run; and the word for the whole run.
+"""Cells: the results of the tests of a row, or of a part of it, in one run; and the verdict on the whole run.
 
 A file of one run (``pytest --scorecard=FILE``) names every test; ``kept`` leaves out the names of those that passed,
 and a file of several such runs is ``{"runs": [...]}``. Both can be read.

@@ -1,4 +1,4 @@
-"""pytest --scorecard=FILE: what each test of a run came to, in one JSON file."""
+"""pytest --scorecard=FILE: the result of each test of a run, in one JSON file."""
 
 from __future__ import annotations
 

@@ -1,15 +1,33 @@
-"""The Markdown table of the README, between markers."""
+"""The Markdown table of the README, between markers: the default release, contract by contract, patched and stock."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
-from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, SKIPPED, Cell, Run, names
-from conformance.scorecard.rows import ROWS
+from conformance.expectations.files import kind
+from conformance.scorecard.cells import (
+    CONFORMANT,
+    EXPECTED,
+    FAILED,
+    LEFT_OUT,
+    PASSED,
+    SAID,
+    SKIPPED,
+    Cell,
+    Run,
+    joined,
+    names,
+)
+from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY
+from conformance.series.patches import DEFAULT
 
 MARKED = re.compile(r"(<!-- scorecard -->\n).*?(<!-- end scorecard -->)", re.DOTALL)
 LIGHTS = {CONFORMANT: "🟢", EXPECTED: "🟡", SKIPPED: "⚪", LEFT_OUT: "⚪", FAILED: "🔴"}
+REST, NEEDED = "everything else", "needs the series"
+# The words of a cell, in this order.
+TOLD = (FAILED, "wrong", "refused", EXPECTED, SKIPPED, LEFT_OUT)
 # Characters of a reason: its first sentences up to the one that passes the least, and no more than the most.
 LEAST, MOST = 60, 240
 
@@ -24,35 +42,34 @@ def short(reason: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-class Notes:
-    """Reasons, each with a number."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[tuple[str, str], int] = {}
-
-    def of(self, cell: Cell) -> str:
-        found = {
-            self.numbers.setdefault((outcome, short(reason)), len(self.numbers) + 1)
-            for outcome, reason in cell.why
-            if reason
-        }
-        return "".join(f" [{number}]" for number in sorted(found))
-
-    @property
-    def lines(self) -> list[str]:
-        return [f"{number}. {outcome}: {reason}" for (outcome, reason), number in self.numbers.items()]
+def word(outcome: str, reason: str) -> str:
+    """What a test that did not pass says of a release."""
+    if outcome == SKIPPED and reason.startswith("refused"):
+        return "refused"
+    return {"no such API": NEEDED}.get(kind(reason), kind(reason) or outcome) if outcome == EXPECTED else outcome
 
 
-def shown(cell: Cell, notes: Notes) -> str:
-    if cell.state not in LIGHTS:
+def shown(cell: Cell, tests: int) -> str:
+    """How many of so many tests pass.
+
+    ``tests`` are those of the row with the series. What a run does not count itself needs the series: a file that does
+    not import is one test, whatever it holds.
+    """
+    told = Counter({PASSED: cell.passed})
+    for (outcome, reason), found in cell.why.items():
+        told[word(outcome, reason)] += len(found)
+    needed = max(tests - sum(n for name, n in told.items() if name != NEEDED), 0)
+    if not tests:
         return "—"
-    of = f" of {cell.run:,}" if cell.run > cell.passed else ""
-    return f"{LIGHTS[cell.state]} {cell.passed:,}{of}{notes.of(cell)}"
-
-
-def behind(run: Run) -> str:
-    total = run.total
-    return f"{total.run:,} tests, {total.examples:,} examples, {total.tokens:,} tokens"
+    if needed == tests:
+        return f"⚪ {NEEDED}"
+    rest = [f"{told[name]:,} {name}" for name in TOLD if told[name]]
+    if cell.passed == tests and not rest:
+        return f"{LIGHTS[CONFORMANT]} all {tests:,} pass"
+    rest += [f"{needed:,} need{'s' if needed == 1 else ''} the series"] if needed else []
+    # Green is for all tests of a row.
+    light = LIGHTS.get(cell.state if cell.state != CONFORMANT else LEFT_OUT, LIGHTS[LEFT_OUT])
+    return f"{light} {cell.passed:,} of {tests:,} pass; {', '.join(rest)}"
 
 
 def newest(runs: Sequence[Run]) -> list[Run]:
@@ -63,22 +80,42 @@ def newest(runs: Sequence[Run]) -> list[Run]:
     return list(found.values())
 
 
-def table(runs: Sequence[Run]) -> str:
-    runs = newest(runs)
+def groups() -> list[tuple[str, str, list[str]]]:
+    """The lines of the table: the contracts, and all other rows that are about a release."""
+    lines = [(row.name, row.about, [row.name]) for row in ROWS if row.group == "contracts"]
+    others = [row.name for row in ROWS if row.group not in ("contracts", THE_SUITE, THIS_REPOSITORY)]
+    return [*lines, (REST, ", ".join(others), others)]
+
+
+def cell_of(run: Run, rows: Iterable[str]) -> Cell:
+    return joined(run.cell(row) for row in rows)
+
+
+def about(run: Run, name: str) -> str:
+    """Where a run was made; with the series also all that is behind it, the suite's tests of itself included."""
+    total, facts = run.total, run.about
+    where = f"- {name}: mlx-lm {facts['mlx-lm']}, mlx {facts['mlx']}, {facts['device']}."
+    if facts["flavour"] != "patched":
+        return where
+    counted = f"{total.examples:,} examples and {total.tokens:,} tokens"
+    return f"{where} **{run.verdict}**: {total.passed:,} of {total.tests:,} tests pass, with {counted}."
+
+
+def table(runs: Sequence[Run], release: str = DEFAULT) -> str:
+    """The table of a release, a line on each of its runs, and why tests of the patched ones do not pass."""
+    runs = [run for run in newest(runs) if run.about["release"] == release]
     if not runs:
-        return "No run is kept in docs/scorecard.json yet.\n"
-    notes = Notes()
-    lines = [
-        ["", *names(runs)],
-        ["---"] * (len(runs) + 1),
-        ["**the whole**", *(f"**{run.verdict}**" for run in runs)],
-        *([row.name, *(shown(run.cell(row.name), notes) for run in runs)] for row in ROWS),
-        ["behind it", *map(behind, runs)],
-        ["mlx", *(run.about["mlx"] for run in runs)],
-        ["device", *(run.about["device"] for run in runs)],
-    ]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-    return text + "".join(f"\n{line}" for line in notes.lines) + ("\n" if notes.lines else "")
+        return f"No run of {release} is kept in docs/scorecard.json yet.\n"
+    heads, patched = names(runs), [run for run in runs if run.about["flavour"] == "patched"]
+    lines = [["Contract", "What it says", *heads], ["---"] * (len(runs) + 2)]
+    for name, what, rows in groups():
+        cells = [cell_of(run, rows) for run in runs]
+        asked = max((cell_of(run, rows).tests for run in patched), default=0)
+        lines.append([name, what, *(shown(cell, asked or cell.tests) for cell in cells)])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n"
+    text += "\n".join(about(run, name) for run, name in zip(runs, heads, strict=True)) + "\n"
+    reasons = {(outcome, short(reason)): None for run in patched for outcome, reason in run.total.why if reason}
+    return text + "".join(f"- With the series, {SAID[outcome]}: {reason}\n" for outcome, reason in reasons)
 
 
 def filled(text: str, runs: Sequence[Run]) -> str:

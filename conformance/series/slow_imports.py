@@ -1,4 +1,4 @@
-"""What takes five of the six seconds in which a test of mlx-lm starts, and is the same for every tree of it."""
+"""The imports that take five of the six seconds in which a test of mlx-lm starts: the same for every tree of it."""
 
 import pytest
 import transformers

@@ -1,4 +1,4 @@
-"""The scorecard says what a run came to, and is not stale.
+"""The scorecard shows the results of a run, and is not stale.
 
 What is planted: each outcome that a test can have, a test in no row or in two, a row of tests that are gone, a table of
 other runs.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,11 +20,23 @@ import pytest
 
 from conformance import ROOT
 from conformance.scorecard.__main__ import main
-from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Run, kept, load, names
+from conformance.scorecard.cells import (
+    CONFORMANT,
+    EXPECTED,
+    FAILED,
+    LEFT_OUT,
+    NOT_RUN,
+    SAID,
+    SKIPPED,
+    Run,
+    kept,
+    load,
+    names,
+)
 from conformance.scorecard.page import page
 from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, part
 from conformance.scorecard.table import filled, table
-from conformance.series.patches import RELEASES
+from conformance.series.patches import DEFAULT, RELEASES
 
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository
@@ -174,7 +187,7 @@ REASON = f"Because it is <so> {'and so ' * 9}on. And more."
 
 def green(**outcomes: str) -> dict[str, Any]:
     """A run in which a test of each row passed, but for the rows that are named."""
-    about = {"release": "1.2.3", "flavour": "patched", "mlx-lm": "1.2.3+lookup.9", "mlx": "0.9", "python": "3.11"}
+    about = {"release": DEFAULT, "flavour": "patched", "mlx-lm": f"{DEFAULT}+lookup.9", "mlx": "0.9", "python": "3.11"}
     rows: dict[str, Any] = {}
     for row in ROWS:
         rows[row.name] = {f"{row.name}::{i}": {"part": str(i), "outcome": "passed", "tokens": 5} for i in range(2)}
@@ -193,6 +206,12 @@ def loaded(folder: Path, *runs: dict[str, Any]) -> list[Run]:
     return load(paths)
 
 
+def line(runs: Sequence[Run], row: str) -> list[str]:
+    """The cells of a row of the table, one a run."""
+    (found,) = (one for one in table(runs).splitlines() if one.startswith(f"| {row} |"))
+    return found.strip("| ").split(" | ")[2:]
+
+
 def test_conformant_is_where_every_row_passed(tmp_path: Path) -> None:
     (run,) = loaded(tmp_path, green())
     assert (run.verdict, run.state) == (CONFORMANT, CONFORMANT)
@@ -209,23 +228,23 @@ def test_conformant_does_not_need_the_scripts_and_the_suite_itself(tmp_path: Pat
 @pytest.mark.parametrize(
     ("outcome", "state", "verdict", "light"),
     [
-        ("failed", FAILED, "1 failed", "🔴 1 of 2 [1]"),
-        ("expected", EXPECTED, "1 expected to fail", "🟡 1 of 2 [1]"),
-        ("skipped", SKIPPED, "1 skipped", "⚪ 1 of 2 [1]"),
-        ("left out", LEFT_OUT, "1 left out", "⚪ 1 [1]"),
+        ("failed", FAILED, "1 failed", "🔴 1 of 2 pass; 1 failed"),
+        ("expected", EXPECTED, "1 expected to fail", "🟡 1 of 2 pass; 1 expected"),
+        ("skipped", SKIPPED, "1 skipped", "⚪ 1 of 2 pass; 1 skipped"),
+        ("left out", LEFT_OUT, "1 left out", "⚪ 1 of 2 pass; 1 left out"),
         ("gone", NOT_RUN, "no test of C5 processors", "—"),
     ],
 )
 def test_one_test_withholds_the_word(tmp_path: Path, outcome: str, state: str, verdict: str, light: str) -> None:
     (run,) = runs = loaded(tmp_path, green(C5=outcome))
     assert (run.cell("C5 processors").state, run.state, run.verdict) == (state, state, verdict)
-    assert f"| C5 processors | {light} |" in table(runs)
-    assert "| C4 parity | 🟢 2 |" in table(runs)
+    assert line(runs, "C5 processors") == [light]
+    assert line(runs, "C4 parity") == ["🟢 all 2 pass"]
     assert f"**{CONFORMANT}**" not in table(runs)
     assert f"</b> {CONFORMANT}</span>" not in page(runs)
     if outcome != "gone":
         note = REASON.removesuffix(" And more.").replace("<", "&lt;")
-        assert f"\n1. {outcome}: {note}\n" in table(runs)
+        assert f"\n- With the series, {SAID[outcome]}: {note}\n" in table(runs)
         assert escape(REASON) in page(runs)
         assert "<code>C5 processors::1</code>" in page(runs)
 
@@ -252,10 +271,10 @@ def test_rows_of_yesterday_are_found(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_gives_the_same_table_and_page(tmp_path: Path) -> None:
-    runs = loaded(tmp_path, green(C1=EXPECTED), green() | {"flavour": "stock"}, green() | {"release": "1.10.0"})
+    runs = loaded(tmp_path, green(C1=EXPECTED), green() | {"flavour": "stock"}, green() | {"release": "9.10.0"})
     (tmp_path / "kept.json").write_text(kept(runs))
     again = load([tmp_path / "kept.json"])
-    assert [run.name for run in again] == ["1.10.0 patched", "1.2.3 patched", "1.2.3 stock"]
+    assert [run.name for run in again] == ["9.10.0 patched", f"{DEFAULT} patched", f"{DEFAULT} stock"]
     assert (table(again), page(again)) == (table(runs), page(runs))
     newer = tmp_path / "newer.json"
     newer.write_text(json.dumps(green()))
@@ -279,22 +298,63 @@ def test_two_environments_make_a_run(tmp_path: Path) -> None:
     ]
     (run,) = loaded(tmp_path, *both)
     assert run.cell("surface").said == "0 of 3, 3 left out"
-    (run,) = loaded(tmp_path, first | {"mlx-lm": "1.2.3+lookup.8"}, second)
+    (run,) = loaded(tmp_path, first | {"mlx-lm": f"{DEFAULT}+lookup.8"}, second)
     assert (run.cell("surface").said, run.verdict) == ("0 of 2, 2 left out", "3 left out, no test of surface")
 
 
 def test_runs_of_one_release_are_told_apart(tmp_path: Path) -> None:
     runs = [green(), green() | {"mlx": "0.8"}, green() | {"mlx": "0.8", "device": "b chip"}, green() | {"flavour": "x"}]
-    first, *others = (f"1.2.3 patched, mlx {more}" for more in ("0.9", "0.8, a chip", "0.8, b chip"))
-    assert names(loaded(tmp_path, *runs)) == [first, *others, "1.2.3 x"]
+    first, *others = (f"{DEFAULT} patched, mlx {more}" for more in ("0.9", "0.8, a chip", "0.8, b chip"))
+    assert names(loaded(tmp_path, *runs)) == [first, *others, f"{DEFAULT} x"]
 
 
-def test_the_table_has_the_newest_mlx_and_the_page_the_others_too(tmp_path: Path) -> None:
-    runs = loaded(tmp_path, green() | {"mlx": "0.8"}, green() | {"mlx": "0.10"}, green() | {"flavour": "x"})
-    head, *lines = table(runs).splitlines()
-    assert head == "|  | 1.2.3 patched | 1.2.3 x |"
-    assert "| mlx | 0.10 | 0.9 |" in lines
-    assert "1.2.3 patched, mlx 0.8" in page(runs)
+def test_the_table_has_the_newest_mlx_of_the_default_release_and_the_page_the_others_too(tmp_path: Path) -> None:
+    older = [green() | {"mlx": "0.8"}, green() | {"release": "0.1.0"}]
+    runs = loaded(tmp_path, *older, green() | {"mlx": "0.10"}, green() | {"flavour": "x"})
+    head, *_ = table(runs).splitlines()
+    assert head == f"| Contract | What it says | {DEFAULT} patched | {DEFAULT} x |"
+    assert "mlx 0.10," in table(runs)
+    assert not re.search(r"mlx 0\.8|0\.1\.0", table(runs))
+    assert f"{DEFAULT} patched, mlx 0.8" in page(runs)
+    assert "0.1.0 patched" in page(runs)
+    assert "No run of 0.0.1 is kept" in table(runs, "0.0.1")
+
+
+def test_the_table_has_the_contracts_and_a_line_of_all_else(tmp_path: Path) -> None:
+    runs = loaded(tmp_path, green(surface=FAILED, planted=FAILED))
+    contracts = [row.name for row in ROWS if row.group == "contracts"]
+    rows = [one.split(" | ")[0] for one in table(runs).splitlines() if one.startswith("| ")]
+    assert rows == ["| Contract", "| ---", *(f"| {name}" for name in contracts), "| everything else"]
+    # What the suite tests of itself is in the count below.
+    others = 2 * sum(row.group not in ("contracts", THE_SUITE, THIS_REPOSITORY) for row in ROWS)
+    assert line(runs, "everything else") == [f"🔴 {others - 1} of {others} pass; 1 failed"]
+    assert f"**2 failed**: {2 * len(ROWS) - 2} of {2 * len(ROWS)} tests pass" in table(runs)
+
+
+NO_API, WRONG, REFUSED = "No such API: it has no snap.", "Wrong: a token short.", "Refused: it cannot be trimmed."
+
+
+@pytest.mark.parametrize(
+    ("stock", "cell"),
+    [
+        ([(EXPECTED, NO_API)], "⚪ needs the series"),
+        ([], "⚪ needs the series"),
+        ([("passed", "")], "⚪ 1 of 4 pass; 3 need the series"),
+        ([("passed", ""), (EXPECTED, WRONG), (EXPECTED, NO_API)], "🟡 1 of 4 pass; 1 wrong, 2 need the series"),
+        ([(EXPECTED, REFUSED), (SKIPPED, "refused, as said")], "🟡 0 of 4 pass; 2 refused, 2 need the series"),
+        ([("passed", "")] * 3 + [(FAILED, "")], "🔴 3 of 4 pass; 1 failed"),
+        ([("passed", "")] * 4 + [(EXPECTED, NO_API)], "🟢 all 4 pass"),
+        ([("passed", "")] * 4 + [(FAILED, "")], "🔴 4 of 4 pass; 1 failed"),
+    ],
+)
+def test_both_columns_count_the_same_tests(tmp_path: Path, stock: list[tuple[str, str]], cell: str) -> None:
+    """A file that a stock release cannot import is one test there, whatever it holds."""
+    one, other = green(), green() | {"flavour": "stock"}
+    one["rows"]["C4 parity"] = {str(i): {"part": "a", "outcome": "passed"} for i in range(4)}
+    other["rows"]["C4 parity"] = {
+        str(i): {"part": "a", "outcome": outcome, "reason": reason} for i, (outcome, reason) in enumerate(stock)
+    }
+    assert line(loaded(tmp_path, one, other), "C4 parity") == ["🟢 all 4 pass", cell]
 
 
 def test_the_page_needs_no_network(tmp_path: Path) -> None:
@@ -347,6 +407,19 @@ def test_every_file_of_tests_has_one_row_and_every_row_its_tests() -> None:
     asked = {find(str(path.relative_to(ROOT))).name for path in files}
     assert {row.name for row in ROWS if row.folder} == asked
     assert len({row.name.split()[0] for row in ROWS}) == len(ROWS)
+
+
+def test_the_contracts_name_their_tests() -> None:
+    """A section for each contract of the scorecard, in this order, with every file of its folder."""
+    contracts = [row for row in ROWS if row.group == "contracts"]
+    _, *sections = (ROOT / "docs" / "contracts.md").read_text("utf-8").split("\n## ")
+    assert [section.split("\n", 1)[0] for section in sections] == [row.name for row in contracts]
+    for row, section in zip(contracts, sections, strict=True):
+        listed = set(re.findall(r"^- (conformance/\S+\.py):", section, re.MULTILINE))
+        own = {str(path.relative_to(ROOT)) for path in (ROOT / "conformance" / row.folder).glob("test_*.py")}
+        assert own <= listed
+        # The others have tests with the mark of this contract.
+        assert all("mark.contract(" in (ROOT / path).read_text("utf-8") for path in listed - own)
 
 
 def test_a_test_without_one_row_is_found() -> None:

@@ -238,6 +238,26 @@ def test_the_tables_of_known_results() -> None:
     assert report.speed([result(2.0), result(None)]) == report.NO_PARITY
 
 
+def test_a_sweep_shows_the_defaults_the_best_and_the_worst_options() -> None:
+    speeds = {"n=2": 1.0, "": 2.0, "n=3": 3.0, "n=4": 2.5}
+    lines = report.sweep([run(sweep=[result(speed) | {"options": name} for name, speed in speeds.items()])])
+    assert [line.split(" | ")[2:4] for line in lines.splitlines()[2:]] == [
+        ["", "2.00"],
+        ["n=3", "3.00"],
+        ["n=2", "1.00"],
+    ]
+
+
+def test_a_line_of_the_peers_has_a_speed_for_each_workload() -> None:
+    names = ("peer", "options", "plain_tps", "speed", "parity")
+    found = [
+        dict(zip(names, ("p", "k=2", plain, speed, speed is not None), strict=True)) | {"workload": workload}
+        for workload, plain, speed in (("echo", 10.0, 2.0), ("prose", 20.0, None))
+    ]
+    _, _, *lines = report.peers([run(result(3.0), peers=found), run(result(9.0), model="other")]).splitlines()
+    assert lines == ["| p | k=2 | 15.00 | 2.00 | no parity |", f"| this series | {strategies.AUTO} | 10.00 | 3.00 | — |"]
+
+
 @pytest.mark.planted
 def test_stale_tables_are_found(tmp_path: Path) -> None:
     document, runs = tmp_path / "a.md", [run(result())]

@@ -1,4 +1,7 @@
-"""What a draft model's decoding has to share with plain decoding, asked of any release."""
+"""What a draft model has to leave as plain decoding leaves it: the cache, the tokens, what processors are shown.
+
+Nothing here uses a name that only the series has, so that a stock release can be asked the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafters that know the answer: every acceptance depth can be had where a test wants it."""
+"""Drafters that know the answer, so that a test can choose how many tokens of each draft are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check of a model has to tell apart: devices whose blocks are a little off, and rollbacks that are wrong."""
+"""Devices whose blocks are a little off, and rollbacks that are wrong: a check of a model has to tell them apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted faults: what a check has to find."""
+"""Planted faults that the checks have to find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that are planted in the process of a server: what its tests have to find."""
+"""Faults that are planted in the process of a server, and that its tests have to find."""
 
 from __future__ import annotations
 

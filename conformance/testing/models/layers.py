@@ -1,4 +1,4 @@
-"""Stand between a model and its layers, whatever the model keeps them in."""
+"""Record or replace the calls of a model's layers, whatever the model keeps them in."""
 
 from __future__ import annotations
 

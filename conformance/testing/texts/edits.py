@@ -1,4 +1,4 @@
-"""Edits that are made all over a text: what a drafter loses its place in, and where it can learn what is being changed.
+"""Edits that are made all over a text: a drafter loses its place in them, and can learn what is being changed.
 
 An edit takes a text and returns the edited one. ``draw`` makes a conversation of one, from modules of the standard
 library, records or tables.
