@@ -1,6 +1,7 @@
 """What following an edit is worth, and that it finds its place.
 
 Nothing is timed: a table says what blocks cost. The figures of docs/drafting.md are those of more and longer streams.
+CONFORMANCE_PROFILE=full draws 2000 edits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mlx_lm.draft.changes import Changes
 
 from conformance.simulate import follow
 from conformance.simulate.__main__ import CPU, GPU, M4, Row, geometric_mean, run
+from conformance.testing.caches.machines import PROFILE
 from conformance.testing.texts import edits
 from conformance.testing.texts.recorded_streams import NAMES, Stream, bpe, streams, words
 
@@ -157,7 +159,7 @@ def astray(drawn: Sequence[Operation]) -> list[int]:
     return found
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=max(100, PROFILE.max_examples))
 @given(operations)
 def test_the_place_is_that_of_an_edit_distance(drawn: list[Operation]) -> None:
     assert astray(drawn) == []

@@ -255,7 +255,10 @@ def test_a_line_of_the_peers_has_a_speed_for_each_workload() -> None:
         for workload, plain, speed in (("echo", 10.0, 2.0), ("prose", 20.0, None))
     ]
     _, _, *lines = report.peers([run(result(3.0), peers=found), run(result(9.0), model="other")]).splitlines()
-    assert lines == ["| p | k=2 | 15.00 | 2.00 | no parity |", f"| this series | {strategies.AUTO} | 10.00 | 3.00 | — |"]
+    assert lines == [
+        "| p | k=2 | 15.00 | 2.00 | no parity |",
+        f"| this series | {strategies.AUTO} | 10.00 | 3.00 | — |",
+    ]
 
 
 @pytest.mark.planted
