@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from mlx_lm.draft import EditStrategy, SuffixStrategy
 from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 
+from conformance import ROOT
 from conformance.simulate import follow
 from conformance.simulate.__main__ import CPU, GPU, M4, Row, geometric_mean, run
 from conformance.testing.caches.machines import PROFILE
@@ -183,4 +183,4 @@ def test_streams_of_all_kinds() -> None:
 
 @pytest.mark.repository
 def test_the_example_of_the_documents() -> None:
-    assert follow.table() in (Path(follow.__file__).parents[1] / "docs" / "drafting.md").read_text()
+    assert follow.table() in (ROOT / "docs" / "drafting.md").read_text()

@@ -21,8 +21,9 @@ import pytest
 from conformance import ROOT
 from conformance.series.patches import DEFAULT as RELEASE
 from conformance.series.patches import RELEASES
-from conformance.testing.clones import Clone, git
+from conformance.testing.clones import Clone, clone, git
 
+__all__ = ["clone"]
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository
 
