@@ -19,7 +19,7 @@ FIELDS = ("speed", "low", "high", "plain_tps", "tps", "prefill_tps", "plain_ttft
 MORE_FIELDS = ("tokens_per_forward", "fed_per_token", "acceptance", "ideal", "reached", "parity")
 COLUMNS = (*LABELS[:7], *FIELDS[:3], *LABELS[7:], *FIELDS[3:], *MORE_FIELDS, *MORE_LABELS)
 # What a row shows before all of it is asked for.
-FEW = (*LABELS[1:4], *LABELS[6:8], *FIELDS[:5], *MORE_FIELDS[:2])
+FEW = (*LABELS[1:4], *LABELS[6:8], *FIELDS[:3], "tps", *MORE_FIELDS[:2])
 
 
 def shown(stage: str, row: dict[str, Any]) -> list[Any]:
