@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from pin import ROOT, VENDOR, Refused, fetch_unpinned, releases
+from pin import PATCHES, ROOT, VENDOR, Refused, Release, fetch_unpinned, releases
 
 sys.path.insert(0, str(ROOT))
 from conformance.expectations.files import FOLDER, nearest
@@ -68,22 +69,60 @@ def expect(scorecard: Path, expectations: Path, version: str) -> int:
 
 
 def add(version: str) -> int:
-    """Pin it, apply the series to it, run the suite on it, and write what to read."""
+    """Pin it, apply the series to it, run the suite on it, and write what to read.
+
+    Raises:
+        Refused: if the series does not apply; what was pinned is taken back.
+    """
+    where = Release(version, "").checkout
+    if (where / ".git" / "rebase-apply").exists():
+        raise Refused(_not_pinned(version, f"{where} is in the middle of a port."))
+    made = [VENDOR / "releases.toml", ROOT / "tox.ini", *(FOLDER / f"{version}-{flavour}.txt" for flavour in FLAVOURS)]
+    before = {path: path.read_text() if path.exists() else None for path in made}
+    variants = (PATCHES / version).exists()
     files = pin(version)
+    try:
+        if where.exists():
+            # Somebody has mended the patches there.
+            _script("export.py", version)
+        _script("apply.py", version, "--no-install")
+    except Refused:
+        for path, text in before.items():
+            path.unlink(missing_ok=True) if text is None else path.write_text(text)
+        if not variants:
+            shutil.rmtree(PATCHES / version, ignore_errors=True)
+        raise
     print(f"pinned {version}: {', '.join(str(file.relative_to(ROOT)) for file in files)}", flush=True)
-    applied = subprocess.run([sys.executable, ROOT / "scripts" / "apply.py", "--no-install", "--release", version])
-    flavours = FLAVOURS if applied.returncode == 0 else FLAVOURS[1:]
-    if applied.returncode:
-        print(f"The series does not apply to {version} as it is: docs/porting.md says how to mend a patch for it.")
-    environments = ",".join(f"{flavour}-{version}" for flavour in flavours)
-    subprocess.run([ROOT / "scripts" / "tox.sh", "-e", environments])
-    for flavour in flavours:
+    environments = [f"{flavour}-{version}" for flavour in FLAVOURS]
+    scorecards = [ROOT / ".tox" / "scorecards" / f"{environment}.json" for environment in environments]
+    for scorecard in scorecards:
+        scorecard.unlink(missing_ok=True)
+    subprocess.run([ROOT / "scripts" / "tox.sh", "-e", ",".join(environments)])
+    for flavour, scorecard in zip(FLAVOURS, scorecards, strict=True):
+        if not scorecard.exists():
+            raise Refused(
+                f"{version} is pinned, but the suite did not run: scripts/tox.sh -e {scorecard.stem} says why."
+            )
         expected = FOLDER / f"{version}-{flavour}.txt"
-        scorecard = ROOT / ".tox" / "scorecards" / f"{flavour}-{version}.json"
-        if scorecard.exists():
-            n = expect(scorecard, expected, version)
-            print(f"{expected.relative_to(ROOT)}: {n} new lines to read; a reason belongs above each")
-    return applied.returncode
+        n = expect(scorecard, expected, version)
+        print(f"{expected.relative_to(ROOT)}: {n} new lines to read; a reason belongs above each")
+    return 0
+
+
+def _script(name: str, version: str, *options: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / name), "--release", version, *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["no word"]
+        raise Refused(_not_pinned(version, said[0].removeprefix("error: ")))
+
+
+def _not_pinned(version: str, why: str) -> str:
+    return (
+        f"{version} is not pinned, and nothing was changed: {why}\n"
+        f"Next: scripts/port.sh {version} leaves the first conflict in vendor/mlx-lm-{version}. Mend it there as\n"
+        "docs/porting.md says, go on to the last patch, then run this again."
+    )
 
 
 __all__ = ["VENDOR", "add", "edited", "expect", "pin"]

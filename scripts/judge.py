@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 from add_release import add
 from environments import JUDGED, RELEASE, Environment, environment
-from pin import ROOT, Refused, alone, releases
+from pin import ROOT, Refused, Release, alone, releases
 
 sys.path.insert(0, str(ROOT))
 from conformance.judging.column import column
@@ -33,7 +34,7 @@ def parse_args() -> argparse.Namespace:
         prog="scripts/judge.sh",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged",
+        epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged or pinned",
     )
     parser.add_argument("tree", metavar="TREE")
     parser.add_argument("--base", metavar="TREE", help="what it is compared with (default: the pinned default release)")
@@ -68,9 +69,13 @@ def finished(at: Environment, side: str, run: subprocess.Popen[str]) -> dict[str
 
 
 def series_fits(version: str) -> str:
-    """What port.sh says of a release that is not pinned, in a sentence."""
+    """What port.sh says of a release that is not pinned, in a sentence. A checkout with a conflict is not kept."""
+    checkout = Release(version, "").checkout
+    there = checkout.exists()
     done = subprocess.run([sys.executable, ROOT / "scripts" / "port.py", version], capture_output=True, text=True)
     results = re.findall(r"^\d{4}-\S+ +(clean|merged|conflict|already upstream) ", done.stdout, re.MULTILINE)
+    if done.returncode == 3 and not there:
+        shutil.rmtree(checkout)
     if done.returncode not in (0, 3):
         said = done.stderr.strip().splitlines()
         return f"whether the series applies is not known: {said[-1].removeprefix('error: ') if said else 'no word'}"
@@ -108,7 +113,9 @@ def main() -> int:
     args = parse_args()
     try:
         code = judged(args)
-        return add(args.tree) or code if args.pin else code
+        if args.pin:
+            add(args.tree)
+        return code
     except Refused as refused:
         print(f"error: {refused}", file=sys.stderr)
         return COULD_NOT

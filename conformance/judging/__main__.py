@@ -24,7 +24,7 @@ if sys.platform == "linux":
 
 # Where the cases are, by what --only takes.
 PARTS = {
-    "caches": ("caches:cases", "states:cases"),
+    "caches": ("caches:cases", "rows:cases", "states:cases"),
     "decoding": ("decoding:cases",),
     "commands": ("commands:cases",),
     "server": ("prefixes:cases",),

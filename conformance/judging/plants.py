@@ -98,6 +98,53 @@ SERIES = [
 ]
 PLANTS = {"stock": STOCK, "series": SERIES}
 
+# What was found in the published experiments, planted behind the interface of one: its adapter, the part of the
+# contracts that is asked, and the fault.
+RING = "        self._idx -= n\n        if n > 0 and self.keys"
+ROWS_OF_STATE = ALIAS.format(name="snap(self)", alias="_copy_handles((self.cache, None, None))")
+HISTORY = "history = mx.concat([history, y])"
+PUBLISHED = [
+    (
+        "draft_type",
+        "caches",
+        Plant("a sliding window out of place", "C2 trim", CACHE, RING, RING.replace("-= n", "-= 0")),
+    ),
+    (
+        "draft_type",
+        "commands",
+        Plant("a flag dropped", "C6 options", GENERATE, "    elif draft_options:\n", "    elif not args:\n"),
+    ),
+    (
+        "prompt_lookup",
+        "caches",
+        Plant("metadata of a recurrent cache lost", "C1 snapshot", CACHE, STATE, ROWS_OF_STATE),
+    ),
+    (
+        "prompt_lookup",
+        "decoding",
+        Plant("a token short at an early close", "C3 exits", f"{DRAFT}verify.py", CLOSE, CLOSE + SHORT),
+    ),
+    (
+        "backend",
+        "decoding",
+        Plant("history fed twice", "C5 processors", f"{DRAFT}loop.py", HISTORY, HISTORY.replace("y]", "y, y]")),
+    ),
+]
+# What the tree of an interface has beside the loop of the series.
+BACKEND = """
+
+from typing import Literal
+
+from .guessing.options import make_draft_strategy
+
+
+def prompt_lookup_generate_step(
+    prompt, model, *, backend: Literal["suffix", "ngram-simple"] = "suffix", num_draft_tokens=3, **options
+):
+    how = dict(guesser=make_draft_strategy(backend, lambda: 64), disable_adaptive_gate=True)
+    yield from guessing_steps(prompt, model, num_draft_tokens=num_draft_tokens, **how, **options)
+"""
+
 # What a tree calls by another name, so that nothing but its adapter knows.
 NAMES = {
     "can_trim_prompt_cache": "may_drop",
@@ -111,10 +158,18 @@ NAMES = {
     "draft-type": "guess-with",
     "draft_type": "guess_with",
 }
-RENAMED = re.compile(rf"\b({'|'.join(NAMES)})\b")
+# The interface of an experiment is all that its adapter knows.
+OF_THE_LOOP = {
+    name: NAMES[name] for name in ("speculative_generate_step", "draft_strategy", "draft_model", "draft-model")
+}
+INTERFACES = {
+    "draft_type": OF_THE_LOOP | {"prompt_lookup_num_tokens": "looked_up", "prompt-lookup-num-tokens": "looked-up"},
+    "prompt_lookup": OF_THE_LOOP,
+    "backend": OF_THE_LOOP,
+}
 
 
-def plant(source: Path, into: Path, fault: Plant | None = None) -> Path:
+def plant(source: Path, into: Path, fault: Plant | None = None, names: dict[str, str] = NAMES) -> Path:
     """Copy a tree, with a fault or without one, and give it the other names."""
     shutil.copytree(source / "mlx_lm", into / "mlx_lm", ignore=shutil.ignore_patterns("__pycache__"))
     if fault is not None:
@@ -124,8 +179,24 @@ def plant(source: Path, into: Path, fault: Plant | None = None) -> Path:
             f"{fault.name}: {fault.right!r} is in {fault.file} {text.count(fault.right)} times"
         )
         path.write_text(text.replace(fault.right, fault.wrong))
+    renamed = re.compile(rf"\b({'|'.join(names)})\b")
     for path in (into / "mlx_lm").rglob("*.py"):
         text = path.read_text()
-        if (renamed := RENAMED.sub(lambda found: NAMES[found[1]], text)) != text:
-            path.write_text(renamed)
+        if (made := renamed.sub(lambda found: names[found[1]], text)) != text:
+            path.write_text(made)
+    return into
+
+
+def published(source: Path, into: Path, interface: str, fault: Plant | None = None) -> Path:
+    """A tree that drafts through the interface of an experiment, and whose package of the series has another name."""
+    plant(source, into, fault, INTERFACES[interface])
+    package = into / "mlx_lm"
+    (package / "draft").rename(package / "guessing")
+    for path in package.rglob("*.py"):
+        text = path.read_text()
+        if (made := re.sub(r"(?<=from )(mlx_lm|\.+)(\.?)draft(?=[. ])", r"\1\2guessing", text)) != text:
+            path.write_text(made)
+    if interface == "backend":
+        with (package / "generate.py").open("a") as file:
+            file.write(BACKEND)
     return into

@@ -54,19 +54,39 @@ def summary(runs: Sequence[Run]) -> str:
 
 
 def sentences(runs: Sequence[Run]) -> str:
-    """A sentence a release, and one of what differs between the columns of a flavour."""
+    """A sentence a release, and one of what differs between its columns."""
     said = []
-    for run in newest(runs):
-        total = run.total
-        rest = "every row is green" if run.state == CONFORMANT else run.verdict
-        said.append(f"<b>{escape(run.name)}</b>: {total.passed:,} of {total.tests:,} tests passed; {escape(rest)}.")
-    for flavour in dict.fromkeys(run.about["flavour"] for run in runs):
-        of = [run for run in runs if run.about["flavour"] == flavour]
-        other = [row.name for row in ROWS if len({run.cell(row.name).state for run in of}) > 1]
-        if len(of) > 1:
-            what = f"differ in {', '.join(other)}" if other else "have the same colour in every row"
-            said.append(f"The {len(of)} {escape(flavour)} columns {escape(what)}.")
+    for release in dict.fromkeys(run.about["release"] for run in runs):
+        of = [run for run in runs if run.about["release"] == release]
+        shown = newest(of)
+        totals = [told_of(run, name.removeprefix(release)) for run, name in zip(shown, names(shown), strict=True)]
+        said.append(f"<b>{escape(release)}</b>{';'.join(totals)}. {escape(' '.join(between(of)))}")
     return "".join(f"<p>{one}</p>" for one in said)
+
+
+def told_of(run: Run, name: str) -> str:
+    total = run.total
+    rest = "every row is green" if run.state == CONFORMANT else run.verdict
+    return escape(f"{name}: {total.passed:,} of {total.tests:,} tests passed, {rest}")
+
+
+def between(runs: Sequence[Run]) -> Iterable[str]:
+    """What differs between the columns of a release, in rows that all of them ran."""
+
+    def states(name: str, of: Sequence[Run]) -> set[str]:
+        return {run.cell(name).state for run in of}
+
+    flavours = {name: [run for run in runs if run.about["flavour"] == name] for name in ("patched", "stock")}
+    both = [row.name for row in ROWS if all(flavours.values()) and NOT_RUN not in states(row.name, runs)]
+    if both:
+        mended = [n for n in both if {CONFORMANT} == states(n, flavours["patched"]) != states(n, flavours["stock"])]
+        yield f"{len(mended)} of the {len(both)} rows that all columns ran are green only with the series."
+    if any(len(of) > 1 for of in flavours.values()):
+        told = []
+        for flavour, of in flavours.items():
+            ran = [row.name for row in ROWS if NOT_RUN not in states(row.name, of)]
+            told += [f"{name} ({flavour})" for name in ran if len(states(name, of)) > 1]
+        yield f"Another mlx or device changes the colour of {', '.join(told) or 'no row'}."
 
 
 def line(row: Row, runs: Sequence[Run]) -> str:

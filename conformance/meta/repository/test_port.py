@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
-from add_release import READ, edited, expect
+from add_release import FLAVOURS, READ, edited, expect
+from checkout import extract
 
 from conformance import ROOT
 from conformance.expectations.plugin import read
@@ -114,6 +119,76 @@ def test_another_release_is_named_everywhere() -> None:
     assert ",series-9.9.9}" in others
     assert "9.9.9: RELEASE = --release 9.9.9" in parser["testenv"]["set_env"]
     assert "patched-9.9.9, stock-9.9.9, {patched,stock}-9.9.9-lowest" in parser["tox"]["labels"]
+
+
+def publish(clone: Clone, version: str, old: str, new: str) -> None:
+    """An sdist of another release, with one line of the caches changed."""
+    name, sdists = f"mlx_lm-{version}", clone.root / "vendor" / "sdist"
+    extract(sdists / f"mlx_lm-{DEFAULT}.tar.gz", clone.root / "vendor")
+    tree = (clone.root / "vendor" / f"mlx_lm-{DEFAULT}").rename(clone.root / "vendor" / name)
+    file = tree / "mlx_lm" / "models" / "cache.py"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new, 1))
+    with tarfile.open(sdists / f"{name}.tar.gz", "w:gz") as archive:
+        archive.add(tree, name)
+    shutil.rmtree(tree)
+
+
+def pinned(clone: Clone, version: str) -> subprocess.CompletedProcess[str]:
+    code = f"import add_release; add_release.add({version!r})"
+    env = os.environ | {"PYTHONPATH": str(clone.root / "scripts")}
+    return subprocess.run([sys.executable, "-c", code], cwd=clone.root, env=env, capture_output=True, text=True)
+
+
+@pytest.fixture
+def whole(clone: Clone) -> Clone:
+    """With what a release is named in, and a tox that finds one failure."""
+    shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tox.ini", clone.root)
+    (clone.root / ".tox" / "scorecards").mkdir(parents=True)
+    card = json.dumps({"rows": {"C4 parity": {"test_b.py::new": {"outcome": "failed"}}}})
+    lines = [f"echo '{card}' > '{clone.root}/.tox/scorecards/{flavour}-9.9.9.json'" for flavour in FLAVOURS]
+    (clone.root / "scripts" / "tox.sh").write_text("\n".join(["#!/bin/sh", *lines]) + "\n")
+    return clone
+
+
+def test_a_release_that_the_series_does_not_fit_is_not_pinned(whole: Clone) -> None:
+    """It is said on one screen, and nothing is half written, whether a port of it is under way or not."""
+    patch = sorted((whole.root / "patches").glob("0002*"))[0].read_text()
+    removed = next(line[1:] for line in patch.splitlines() if re.match(r"-\s+\w", line))
+    publish(whole, "9.9.9", removed, f"{removed}  # another release has this line too")
+    whole.apply()
+    before = whole.state()
+    for _ in range(2):
+        done = pinned(whole, "9.9.9")
+        assert done.returncode == 1
+        assert "9.9.9 is not pinned, and nothing was changed: 0002-" in done.stderr
+        assert "scripts/port.sh 9.9.9 leaves the first conflict in vendor/mlx-lm-9.9.9" in done.stderr
+        assert whole.state() == before
+    assert whole.run("port.sh", "9.9.9").returncode == 3
+    before = whole.state()
+    assert "is in the middle of a port" in pinned(whole, "9.9.9").stderr
+    assert whole.state() == before
+
+
+def test_a_release_whose_patches_were_mended_is_pinned(whole: Clone) -> None:
+    """What was settled in its checkout becomes the patches of this release."""
+    patch = sorted((whole.root / "patches").glob("0002*"))[0].read_text()
+    removed = next(line[1:] for line in patch.splitlines() if re.match(r"-\s+\w", line))
+    publish(whole, "9.9.9", removed, f"{removed}  # another release has this line too")
+    assert whole.run("port.sh", "9.9.9").returncode == 3
+    checkout = whole.root / "vendor" / "mlx-lm-9.9.9"
+    for file in git(checkout, "diff", "--name-only", "--diff-filter=U").split():
+        text = (checkout / file).read_text()
+        (checkout / file).write_text(re.sub(r"(?ms)^<{7} .*?^={7}\n(.*?)^>{7} .*?\n", r"\1", text))
+    git(checkout, "add", "--all")
+    git(checkout, "am", "--continue")
+    done = pinned(whole, "9.9.9")
+    assert done.returncode == 0, done.stderr
+    assert "9.9.9-stock.txt: 1 new lines to read" in done.stdout
+    assert [path.name[:4] for path in (whole.root / "patches" / "9.9.9").iterdir()] == ["0002"]
+    assert '[releases."9.9.9"]' in (whole.root / "vendor" / "releases.toml").read_text()
+    assert "already applied" in whole.apply("--release", "9.9.9")
 
 
 def test_what_a_new_release_fails_is_written_down_to_be_read(tmp_path: Path) -> None:

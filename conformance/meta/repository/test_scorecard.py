@@ -367,14 +367,24 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
 MARKERS = "a\n<!-- scorecard -->\n<!-- end scorecard -->\nb\n"
 
 
-def test_the_page_opens_with_a_sentence_a_release(tmp_path: Path) -> None:
+def test_the_page_opens_with_a_sentence_a_release() -> None:
     text = page(load([ROOT / "docs" / "scorecard.json"]))
     for release in RELEASES:
-        for flavour in ("patched", "stock"):
-            sentence = text.index(f"<p><b>{release} {flavour}</b>: ")
-            assert text.index("<h1>") < sentence < text.index("<h2>The rows</h2>") < text.index('id="cards"')
-    assert " patched columns differ in " in text
-    assert "every row is green" in page(loaded(tmp_path, green()))
+        sentence = text.index(f"<p><b>{release}</b> patched: ")
+        assert text.index("<h1>") < sentence < text.index("<h2>The rows</h2>") < text.index('id="cards"')
+        assert "; stock: " in text[sentence : text.index("</p>", sentence)]
+
+
+def test_the_page_says_what_differs_between_the_columns_of_a_release(tmp_path: Path) -> None:
+    total = 2 * len(ROWS)
+    assert f"patched: {total} of {total} tests passed, every row is green. <" in page(loaded(tmp_path, green()))
+    stock = green(C1=EXPECTED, C3=EXPECTED, C9="gone") | {"flavour": "stock"}
+    older = green(C4=SKIPPED, C5="gone") | {"mlx": "0.8"}
+    text = page(loaded(tmp_path, green(), stock, older))
+    several = len(ROWS) - 2
+    assert f"2 of the {several} rows that all columns ran are green only with the series." in text
+    assert "Another mlx or device changes the colour of C4 parity (patched)." in text
+    assert "changes the colour of no row." in page(loaded(tmp_path, green(), green() | {"mlx": "0.8"}))
 
 
 @pytest.mark.planted

@@ -299,6 +299,19 @@ def test_the_page_holds_all_rows_and_needs_no_network() -> None:
     assert "http" not in text
 
 
+def test_the_page_opens_with_a_line_a_workload() -> None:
+    """The default strategy in short contexts alone, and no speed for a workload with a cell without parity."""
+    right = [result(2.0), result(0.5), result(9.0) | {"strategy": "other"}, result(9.0) | {"size": "long"}]
+    wrong = [row | {"workload": "<wrong>"} for row in (result(2.0), result(None))]
+    text = page.page([run(*right, *wrong)])
+    opening = text[: text.index("Every cell")]
+    assert "<td class='n '>1.00</td>" in opening
+    assert "<td class='n'>0.50</td>" in opening
+    assert "<th>&lt;wrong&gt;</th><td colspan='3'>no parity</td>" in opening
+    assert "9.00" not in opening
+    assert "were not measured" in page.page([])
+
+
 def answer(plain: Sequence[float], drafted: Sequence[float], last: int = 3) -> Row:
     runs = [{"tokens": [1, 2, 3], "seconds": s, "timed": 2, "forwards": 1, "fed": 3} for s in (*plain, *drafted)]
     runs[-1]["tokens"] = [1, 2, last]

@@ -17,7 +17,7 @@ import pytest
 
 from conformance import ROOT
 from conformance.judging.compare import BAD, differences
-from conformance.judging.plants import PLANTS, Plant, plant
+from conformance.judging.plants import PLANTS, PUBLISHED, Plant, plant, published
 from conformance.series.patches import commits, unpack
 
 # One way to draft: the faults are not those of a way.
@@ -88,9 +88,13 @@ def judged(flavour: str, folder: Path, fault: Plant | None) -> dict[str, Any]:
     """Make a tree and ask it everything."""
     source = unpack(commits()[0 if flavour == "stock" else -1], folder / "source")
     tree = plant(source, folder / "tree", fault)
-    adapter, out = folder / "other_names.py", folder / "out.json"
+    adapter = folder / "other_names.py"
     adapter.write_text(ADAPTER + ADAPTERS[flavour])
-    command = [sys.executable, "-m", "conformance.judging", "--adapter", str(adapter), "--out", str(out)]
+    return asked(tree, folder / "out.json", "--adapter", str(adapter))
+
+
+def asked(tree: Path, out: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "conformance.judging", "--out", str(out), *options]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tree)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(out.read_text())
@@ -118,13 +122,31 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     [pytest.param(flavour, one, id=f"{flavour}-{one.name}") for flavour, some in PLANTS.items() for one in some],
 )
 def test_a_planted_tree_is_found(flavour: str, fault: Plant, base: dict[str, Any], tmp_path: Path) -> None:
-    tree = judged(flavour, tmp_path, fault)
+    named_alone(fault, base, judged(flavour, tmp_path, fault), tmp_path)
+
+
+def named_alone(fault: Plant, base: dict[str, Any], tree: dict[str, Any], folder: Path) -> None:
+    """The contract of a fault is broken and no other, and its lines print something else with it than without."""
     groups = [group for group in differences(base["cases"], tree["cases"]) if group.kind in BAD]
     assert {group.contract for group in groups} == {fault.contract}, [(g.contract, g.example, g.said) for g in groups]
     for group in groups:
         if group.lines and fault.contract not in IN_A_SHELL:
-            right, wrong = (said_by(group.lines, one["file"], tmp_path) for one in (base, tree))
+            right, wrong = (said_by(group.lines, one["file"], folder) for one in (base, tree))
             assert right != wrong, group.lines
+
+
+@pytest.mark.parametrize(
+    ("interface", "part", "fault"), [pytest.param(*one, id=f"{one[0]}-{one[2].name}") for one in PUBLISHED]
+)
+def test_what_was_found_in_an_experiment_is_found(interface: str, part: str, fault: Plant, tmp_path: Path) -> None:
+    """Through the adapter of its interface, which is the one that fits."""
+    source = unpack(commits()[-1], tmp_path / "source")
+    base, tree = (
+        asked(published(source, tmp_path / name, interface, one), tmp_path / f"{name}.json", "--only", part)
+        for name, one in (("base", None), ("tree", fault))
+    )
+    assert base["adapter"] == tree["adapter"] == interface
+    named_alone(fault, base, tree, tmp_path)
 
 
 # The lines of these are commands for a shell.

@@ -6,7 +6,7 @@ Hundreds of each are planted, on devices that are a little off wherever a block 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import cache
@@ -18,11 +18,13 @@ import pytest
 from mlx import nn
 from mlx_lm.models.cache import QuantizedKVCache
 
+from conformance.check.check import caught
 from conformance.check.decoding import Drafting, drafted
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
 from conformance.testing.decode.recorder import Run, Task, plain
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.faults.models import FAULTS, OfAnotherKernel
+from conformance.testing.models.architectures import build
 from conformance.testing.models.families import GENERATE, VOCAB, model_of, mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -173,3 +175,44 @@ def test_a_step_is_the_distance_of_neighbours() -> None:
     assert step_of(mx.array([-16.0], mx.bfloat16)) == 0.125
     assert step_of(mx.array([1.0], mx.float32)) == 2.0**-23
     assert step_of(mx.array([0.0])) == 0.0
+
+
+class AtRandom(Scripted):
+    """Drafts of random lengths, wrong at a random place or nowhere."""
+
+    def __init__(self, right: Sequence[int], seed: int) -> None:
+        super().__init__(right, VOCAB)
+        self.rng = random.Random(seed)
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        draft = list(super().propose(self.rng.randint(0, n_max)))
+        self.turn = self.rng.randint(0, n_max)
+        return draft
+
+
+@cache
+def windows_in_bf16() -> Any:
+    model = build("gemma3_text", 2)
+    model.set_dtype(mx.bfloat16)
+    mx.eval(model.parameters())
+    return model
+
+
+def drafted_at_random(seed: int, fault: Any = None) -> Verdict:
+    rng, model = random.Random(seed), windows_in_bf16()
+    task = Task(tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 40))), rng.randint(16, 64))
+    right = plain(model, task)
+    drafting, script = Drafting(num_draft_tokens=rng.randint(2, 15)), AtRandom([*task.prompt, *right.tokens], seed)
+    with patch.object(*fault) if fault else nullcontext():
+        run = caught(drafted, model, task, drafting, script)
+    return run if isinstance(run, Verdict) else judge(model, task, run, right)
+
+
+def test_drafts_of_any_length_are_no_fault_of_windows_in_bf16() -> None:
+    """A row of a block may be a step of the type off where no clean replay is."""
+    assert FAULT not in {drafted_at_random(seed).kind for seed in range(20)}
+
+
+@pytest.mark.parametrize("fault", FAULTS["window"], ids=lambda fault: fault[1] + " " + fault[2].__name__)
+def test_drafts_of_any_length_show_a_fault_of_windows_in_bf16(fault: Any) -> None:
+    assert [drafted_at_random(seed, fault).kind for seed in range(3)] == [FAULT] * 3
