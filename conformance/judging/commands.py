@@ -57,7 +57,9 @@ def generate(options: list[str]) -> None:
 
 
 def chat(options: list[str]) -> None:
-    said = QUESTION.replace("\n", " ") + "\nq\n"
+    # The second answer is the first one again, whatever the first one was.
+    question = QUESTION.replace("\n", " ")
+    said = f"{question}\n{question}\nq\n"
     _, blocks = run("chat", ["--temp", "0", *options], said)
     if not blocks:
         raise Broken(f"{' '.join(options)} is taken and does nothing: no block of drafts is fed")
