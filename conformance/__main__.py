@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
         # mlx_lm makes its stream for the default device when it is imported: nothing imports it before this.
         mx.set_default_device(getattr(mx, args.device))
     try:
-        command = importlib.import_module(f"conformance.check.check.{args.command}")
+        command = importlib.import_module(f"conformance.check.{args.command}")
     except ImportError as error:
         print(f"This mlx-lm has no prompt lookup ({error}): scripts/apply.sh installs one that has.", file=sys.stderr)
         return FAILED
