@@ -4,10 +4,11 @@ usage() {
   cat <<'EOF'
 usage: scripts/review.sh [-h] N | DIR@REF [--against REF] | --all
 
-For patch N of the series, or the last commit of a ref of a clone of mlx-lm: its size and files, the public names that it adds, removes and changes, and whether
-  the series up to it builds a wheel,
-  its own tests pass with it and fail without it: which, with a wrong result or for want of a name,
-  the tests of mlx-lm's own that import what it changes fail nothing more than without it.
+Review patch N of the series, or the last commit of a ref of a clone of mlx-lm. Prints its size, its files and the
+public names that it adds, removes and changes. Then checks that
+  the tree with the patch builds a wheel,
+  its own tests pass with it and fail without it (with a wrong result, or for want of a name),
+  the tests of mlx-lm that import what it changes have no new failure.
 
   scripts/review.sh 6                                  one patch: a minute or less
   scripts/review.sh ~/mlx-lm@fix                       the last commit of a branch
