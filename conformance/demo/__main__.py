@@ -1,7 +1,7 @@
 """Decode a few prompts with and without prompt lookup, and compare text and speed.
 
 python -m conformance.demo                                      # the model in this repository
-python -m conformance.demo --model mlx-community/Qwen3-4B-4bit  # any other
+python -m conformance.demo --model mlx-community/Qwen3-4B-4bit  # another model
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--prompt-lookup-num-tokens", type=int, default=8)
     args = parser.parse_args()
     if "prompt_lookup_num_tokens" not in signature(stream_generate).parameters:
-        print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show: patch 0006 brings it")
+        print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup: patch 0006 adds it")
         return 0
     print(f"mlx-lm {mlx_lm.__version__}, model {args.model}\n")
     model, tokenizer = load(args.model)

@@ -129,7 +129,7 @@ def run_upstreams_tests(report: Report, trees: list[Path], files: list[str]) -> 
     if not tests:
         report.add("upstream", "no test of upstream's imports what it changes")
         return
-    # Imported here: processes that run tests import this module too, and must not load another mlx-lm than their tree's.
+    # Imported here: processes that run tests import this module, and must not load another mlx-lm than their tree's.
     from conformance.series.stand_in import write
 
     for tree in trees:
