@@ -54,9 +54,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/apply.sh", description=__doc__)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
-    where.add_argument(
-        "--source", metavar="DIR", type=Path, help=f"your own clone of mlx-lm; adds the branch {BRANCH} to it"
-    )
+    where.add_argument("--source", metavar="DIR", type=Path, help=f"your own clone of mlx-lm; adds a branch {BRANCH}")
     parser.add_argument("--until", metavar="N", type=int, help="stop after patch N")
     parser.add_argument("--no-install", action="store_true", help="only make the patched source")
     return parser.parse_args()

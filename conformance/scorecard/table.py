@@ -1,4 +1,4 @@
-"""The Markdown table of the README, between markers."""
+"""Write the Markdown table of the README, between two markers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from conformance.scorecard.rows import ROWS
 
 MARKED = re.compile(r"(<!-- scorecard -->\n).*?(<!-- end scorecard -->)", re.DOTALL)
 LIGHTS = {CONFORMANT: "🟢", EXPECTED: "🟡", SKIPPED: "⚪", LEFT_OUT: "⚪", FAILED: "🔴"}
-# Characters of a reason: its first sentences up to the one that passes the least, and no more than the most.
+# Characters of a reason. Sentences are added until they pass the least; no reason is longer than the most.
 LEAST, MOST = 60, 240
 
 
 def short(reason: str) -> str:
-    """The beginning of a reason, in whole sentences if they are not too long."""
+    """The start of a reason, in whole sentences if they are not too long."""
     text = ""
     for sentence in re.split(r"(?<=\.)\s+", reason):
         if len(text) < LEAST:
@@ -25,7 +25,7 @@ def short(reason: str) -> str:
 
 
 class Notes:
-    """Reasons, each with a number."""
+    """Numbered reasons, as notes below the table."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[str, str], int] = {}
@@ -56,7 +56,7 @@ def behind(run: Run) -> str:
 
 
 def newest(runs: Sequence[Run]) -> list[Run]:
-    """Of each release, flavour and device the run with the newest mlx, which comes first: the page has the others."""
+    """The run with the newest mlx for each release, flavour and device. The page shows the others."""
     found: dict[tuple[str, ...], Run] = {}
     for run in runs:
         found.setdefault(tuple(run.about[name] for name in ("release", "flavour", "device")), run)
