@@ -53,7 +53,7 @@ def run(release: Release, exported: Path, check: bool) -> int:
         )
     if check and changed:
         raise Refused(
-            f"{os.path.relpath(folder, PATCHES.parent)}/ differs from what the checkout exports: {', '.join(changed)}. "
+            f"{os.path.relpath(folder, PATCHES.parent)}/ is not what the checkout exports: {', '.join(changed)}. "
             f"Run {export_command(folder)}."
         )
     if not check:

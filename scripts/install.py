@@ -49,7 +49,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         if "pip" in command and OFFLINE.search(done.stderr):
             raise Refused(
-                "pip needs packages that it could not download: check the network, then run the same command again."
+                "pip needs packages that it could not download: is the network there? Then run the same command again."
             )
         raise Refused(f"{' '.join(map(str, command[1:5]))} failed: " + "\n".join(said[-12:]))
 
