@@ -31,7 +31,7 @@ TURN = 10
 
 
 @dataclass
-class Run:
+class TimedRun:
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     # From the last token of the prompt to the first of the answer.
@@ -66,14 +66,14 @@ class Ready:
             self.samples.setdefault(length, []).extend(values)
 
     def plain(self) -> Decoding:
-        return Decoding(self, generate_step, Run())
+        return Decoding(self, generate_step, TimedRun())
 
     def drafted(self, strategy: Strategy, record: bool = False) -> Decoding:
         start = time.perf_counter()
         drafter = strategy.make(self.prompt[:-2])
         index = time.perf_counter() - start
         drafter = Recorded(drafter) if record else drafter
-        run = Run(stats=DraftStats(), recorded=drafter.blocks if record else [], index=index)
+        run = TimedRun(stats=DraftStats(), recorded=drafter.blocks if record else [], index=index)
         return Decoding(
             self,
             speculative_generate_step,
@@ -90,7 +90,7 @@ class Ready:
 class Decoding:
     """A run that is in progress."""
 
-    def __init__(self, ready: Ready, step: Any, run: Run, **options: Any) -> None:
+    def __init__(self, ready: Ready, step: Any, run: TimedRun, **options: Any) -> None:
         self.run, self.eos, self.most = run, ready.subject.eos, ready.max_tokens
         options |= {"prompt_cache": copied(ready.cache), "prompt_progress_callback": self._progress}
         self.steps = step(mx.array(ready.prompt[-2:]), ready.model, max_tokens=self.most, **options)
@@ -115,7 +115,7 @@ class Decoding:
         run.seconds += (end if self.ended else time.perf_counter()) - self._start
 
 
-def in_turns(decodings: Sequence[Decoding]) -> list[Run]:
+def in_turns(decodings: Sequence[Decoding]) -> list[TimedRun]:
     """Decode all of them to the end, one turn after the other."""
     with ExitStack() as stack:
         # Plain decoding changes mlx's default stream until it ends. The first to change it must restore it last.
@@ -155,13 +155,13 @@ def measure(subject: Subject, task: Task, strategies: Sequence[Strategy], plan: 
         )
 
 
-def parity(plain: Sequence[Run], drafted: Sequence[Run]) -> bool:
+def parity(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> bool:
     """Whether all runs have the same tokens. Needs at least three runs of each kind."""
     runs = [run.tokens for run in (*plain, *drafted)]
     return min(len(plain), len(drafted)) >= LEAST_REPEATS and all(tokens == runs[0] for tokens in runs)
 
 
-def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], trace: Run) -> Row:
+def row(ready: Ready, plain: Sequence[TimedRun], drafted: Sequence[TimedRun], trace: TimedRun) -> Row:
     """The row of a cell, without the ideal speed, which needs the costs of all prompts. No parity means no speed."""
     stats, recorded = trace.stats, trace.recorded
     assert stats is not None
@@ -199,7 +199,7 @@ def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], trace: Run) 
     return result | speeds
 
 
-def first_token(ready: Ready, runs: Sequence[Run]) -> float | None:
+def first_token(ready: Ready, runs: Sequence[TimedRun]) -> float | None:
     """Seconds to the first token: the prompt, its index and the first step. None if the prompt was not timed."""
     if ready.prefill is None:
         return None

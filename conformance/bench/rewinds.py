@@ -19,8 +19,7 @@ import mlx.core as mx
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import generate_step, speculative_generate_step
 
-from conformance.bench.cells import Row, parity
-from conformance.bench.cells import Run as Decode
+from conformance.bench.cells import Row, TimedRun, parity
 from conformance.bench.models import DTYPES, fill
 from conformance.bench.plan import Plan, Progress
 from conformance.testing.models.architectures import CONFIGS, build, make_cache
@@ -89,7 +88,7 @@ class Subject:
         rng = random.Random(0)
         self.prompt = [rng.randrange(self.vocab) for _ in range(PROMPT)]
 
-    def run(self, rate: float | None, text: Sequence[int] = ()) -> Decode:
+    def run(self, rate: float | None, text: Sequence[int] = ()) -> TimedRun:
         cache = make_cache(self.model)
         fill(self.model, self.prompt[:-1], cache)
         options = {"max_tokens": self.tokens, "prompt_cache": cache}
@@ -107,7 +106,7 @@ class Subject:
             for token, *_ in steps:
                 end = perf_counter()
                 tokens.append(token)
-        return Decode(tokens, end - start)
+        return TimedRun(tokens, end - start)
 
 
 def ways() -> dict[str, list[tuple[Any, str, Any]]]:
@@ -133,7 +132,7 @@ def compared(subject: Subject, rate: float, text: Sequence[int], repeats: int) -
     """Compare all ways to roll back a draft with plain decoding."""
     names = list(ways())
 
-    def run(way: int | None) -> Decode:
+    def run(way: int | None) -> TimedRun:
         with ExitStack() as stack:
             for replaced in [] if way is None else ways()[names[way]]:
                 stack.enter_context(patch.object(*replaced))
@@ -157,7 +156,7 @@ def turns(n_ways: int, repeats: int) -> list[int | None]:
     return once * repeats + [None]
 
 
-def beside_plain(runs: Sequence[Decode], order: Sequence[int | None], way: int) -> tuple[list[Decode], list[float]]:
+def beside_plain(runs: Sequence[TimedRun], order: Sequence[int | None], way: int) -> tuple[list[TimedRun], list[float]]:
     """The runs of a way, and for each run the time of the plain runs beside it, in multiples of its own time."""
     drafted, ratios = [], []
     for at, i in enumerate(order):

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> Chat:
+def plain_chat(folder: Path) -> Chat:
     return chat(folder, [*QUERIES, "r", *QUERIES])
 
 
@@ -77,16 +77,16 @@ def no_better(turns: list[Turn]) -> list[int]:
     return [n for n, turn in enumerate(turns[1:], 2) if turn.counts()[1] <= accepted or turn.counts()[2] <= rate]
 
 
-def test_without_drafts(plain: Chat) -> None:
-    assert [text for text, _ in texts(plain)] == ANSWERS * 2
-    assert not list(complaints(plain))
-    assert "drafted" not in plain.shown
+def test_without_drafts(plain_chat: Chat) -> None:
+    assert [text for text, _ in texts(plain_chat)] == ANSWERS * 2
+    assert not list(complaints(plain_chat))
+    assert "drafted" not in plain_chat.shown
 
 
 @pytest.mark.parametrize("name", DRAFTING)
-def test_with_drafts(name: str, plain: Chat, folder: Path) -> None:
+def test_with_drafts(name: str, plain_chat: Chat, folder: Path) -> None:
     session = chat(folder, [*QUERIES, "r", *QUERIES], *DRAFTING[name])
-    assert texts(session) == texts(plain)
+    assert texts(session) == texts(plain_chat)
     assert not list(complaints(session, gated=name == "gated"))
     for turn, record in zip(session.turns, session.records, strict=True):
         drafted, accepted, rate = turn.counts()
@@ -128,15 +128,15 @@ def test_an_answer_that_goes_on_is_found(folder: Path) -> None:
         check_interrupted(folder, *DRAFTING["suffix"], queries=1, fault="does_not_stop")
 
 
-def test_a_draft_model_and_a_reference(plain: Chat, folder: Path, tmp_path: Path) -> None:
+def test_a_draft_model_and_a_reference(plain_chat: Chat, folder: Path, tmp_path: Path) -> None:
     """The same text, and the header says what drafts."""
     session = chat(folder, [QUERIES[0]], "--draft-model", str(FIXTURE))
-    assert texts(session) == texts(plain)[:1]
+    assert texts(session) == texts(plain_chat)[:1]
     assert f"drafts with   {FIXTURE}"[:40] in session.shown
     (tmp_path / "answer").write_text(ANSWERS[0])
     reference = ("--draft-reference", str(tmp_path / "answer"))
     without, session = (chat(folder, [QUERIES[0]], *DRAFTING["ngram-mod, short"], *more) for more in ((), reference))
-    assert texts(session) == texts(without) == texts(plain)[:1]
+    assert texts(session) == texts(without) == texts(plain_chat)[:1]
     assert "drafts with   NgramModStrategy" in session.shown
     assert session.turns[0].counts()[1] > without.turns[0].counts()[1]
 

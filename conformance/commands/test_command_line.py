@@ -37,37 +37,37 @@ def drafting(done: subprocess.CompletedProcess[str]) -> tuple[int, int, float]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> str:
+def plain_text() -> str:
     done = generate()
     assert "Drafting" not in done.stdout
     return text(done)
 
 
-def test_the_flag_changes_the_speed_only(plain: str) -> None:
+def test_the_flag_changes_the_speed_only(plain_text: str) -> None:
     got = generate(LOOKUP, "8")
-    assert text(got) == plain
+    assert text(got) == plain_text
     assert "Drafting: EditStrategy" in got.stdout
     drafted, accepted, rate = drafting(got)
     assert drafted >= accepted > 0
     assert rate > 1.5
 
 
-def test_a_text_to_draft_from(plain: str, tmp_path: Path) -> None:
+def test_a_text_to_draft_from(plain_text: str, tmp_path: Path) -> None:
     """The file that the answer will be is drafted from its first tokens on."""
     edited = tmp_path / "edited.md"
     edited.write_text(fenced(CODE.replace("text", "node")))
     # Long n-grams: with short ones the request itself is nearly as good.
     arguments = ("--draft-type", "ngram-mod", "--disable-adaptive-gate")
     without, got = generate(*arguments), generate(*arguments, "--draft-reference", str(edited))
-    assert text(without) == text(got) == plain
+    assert text(without) == text(got) == plain_text
     assert drafting(got)[1] > drafting(without)[1]
 
 
-def test_a_memory_in_a_file(plain: str, tmp_path: Path) -> None:
+def test_a_memory_in_a_file(plain_text: str, tmp_path: Path) -> None:
     """The second time, the answer is in it."""
     arguments = ("--draft-type", "ngram-mod", "--draft-memory", str(tmp_path / "memory"), "--disable-adaptive-gate")
     first, second = generate(*arguments), generate(*arguments)
-    assert text(first) == text(second) == plain
+    assert text(first) == text(second) == plain_text
     assert drafting(second)[1] > drafting(first)[1]
     other = generate(*arguments, "--ngram-size", "4")
     assert other.returncode == 2
@@ -86,10 +86,10 @@ def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
     assert rate > 3
 
 
-def test_statistics_for_a_script(plain: str) -> None:
+def test_statistics_for_a_script(plain_text: str) -> None:
     done = generate("--json", LOOKUP, "8", "--disable-adaptive-gate")
     found = json.loads(done.stdout)
-    assert found["text"] + "\n" == plain
+    assert found["text"] + "\n" == plain_text
     assert found["finish_reason"] == "length"
     assert found["draft"]["accepted"] > 0
     assert found["generation_tokens"] <= found["draft"]["forwards"] + found["draft"]["accepted"]

@@ -94,7 +94,7 @@ WAYS: dict[Way, list[int]] = {
 }
 
 
-class Run:
+class DraftModelRun:
     """A run with a draft model that is still to be started, with the one list that holds both caches."""
 
     def __init__(self, family: str, name: str, n_draft: int = DRAFT) -> None:
@@ -113,7 +113,7 @@ class Run:
         return self.layers[:n], self.layers[n:]
 
 
-def wrong_caches(run: Run, n: int) -> list[str]:
+def wrong_caches(run: DraftModelRun, n: int) -> list[str]:
     """What the two caches do not share with caches that were fed one token at a time."""
     wrong = []
     expected = right(run.family)[1][n - 1], of_the_drafter(run.family, run.name, n)
@@ -129,7 +129,7 @@ def wrong_caches(run: Run, n: int) -> list[str]:
 
 
 def complaints(family: str, name: str, way: Way, n: int, n_draft: int = DRAFT) -> list[str]:
-    run, steps = Run(family, name, n_draft), right(family)[0][:n]
+    run, steps = DraftModelRun(family, name, n_draft), right(family)[0][:n]
     layers = run.layers
     got = way(run, n).steps
     assert layers is run.layers
@@ -163,7 +163,7 @@ def test_no_draft_tokens(family: str, name: str) -> None:
 
 @pytest.mark.parametrize(("family", "name"), PAIRS[:6])
 def test_without_a_prompt_cache(family: str, name: str) -> None:
-    run, steps = Run(family, name), right(family)[0]
+    run, steps = DraftModelRun(family, name), right(family)[0]
     got = list(run.steps(max_tokens=N, prompt_cache=None))
     assert [step[0] for step in got] == [step[0] for step in steps]
     assert run.stats.drafted > 0
@@ -171,7 +171,7 @@ def test_without_a_prompt_cache(family: str, name: str) -> None:
 
 def test_the_draft_models_are_what_they_are_meant_to_be() -> None:
     for family, name in PAIRS:
-        run = Run(family, name)
+        run = DraftModelRun(family, name)
         if (family, name) not in AGREEING and not name.startswith("contrary"):
             continue
         list(run.steps(max_tokens=N))
@@ -184,7 +184,7 @@ def test_the_draft_models_are_what_they_are_meant_to_be() -> None:
 @pytest.mark.contract("C2")
 def test_one_draft_token_from_a_cache_that_cannot_trim() -> None:
     """Nothing of such a draft was fed to the draft model, so there is nothing to put back."""
-    run, steps = Run("llama", "deepseek_v41", n_draft=1), right("llama")[0][:3]
+    run, steps = DraftModelRun("llama", "deepseek_v41", n_draft=1), right("llama")[0][:3]
     assert [step[0] for step in run.steps(max_tokens=3)] == [token for token, _ in steps]
     assert wrong_caches(run, 3) == []
 
@@ -193,7 +193,7 @@ def test_one_draft_token_from_a_cache_that_cannot_trim() -> None:
 def test_a_second_turn(family: str, name: str) -> None:
     """The list that the first turn left goes on with the same draft model, as plain decoding goes on."""
     for n in (2, 5):
-        run = Run(family, name)
+        run = DraftModelRun(family, name)
         by_close(run, n)
         good = deepcopy(right(family)[1][n - 1])
         expected = seeded(run.model, SECOND_TURN, 6, prompt_cache=good)
@@ -208,7 +208,7 @@ def test_an_end_token(family: str, name: str) -> None:
     """Both caches are exact when the last response arrives, while the generator is open."""
     tokens = [token for token, _ in right(family)[0]]
     for n in (n for n in range(3, N) if tokens.index(tokens[n - 1]) == n - 1):
-        run = Run(family, name)
+        run = DraftModelRun(family, name)
         responses = stream_generate(
             run.model,
             tokenizer(tokens[n - 1]),

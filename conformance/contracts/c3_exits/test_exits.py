@@ -63,7 +63,7 @@ def second_turn(family: str, n: int) -> list[Step]:
     return seeded(model_of(family), SECOND_TURN, SECOND_TOKENS, prompt_cache=layers, **OPTIONS.get(family, {}))
 
 
-class Run:
+class ExitRun:
     """One drafted run that is still to be started."""
 
     def __init__(self, family: str) -> None:
@@ -76,7 +76,7 @@ class Run:
         self.stream: Callable[..., Any] = partial(stream, model=model, prompt=PROMPT, drafter=self.drafter, **arguments)
 
 
-def in_the_consumer(run: Run, n: int) -> Exit:
+def in_the_consumer(run: ExitRun, n: int) -> Exit:
     steps: list[Any] = []
     try:
         for step in run.steps(max_tokens=-1):
@@ -98,22 +98,22 @@ def last_response(reason: str, responses: Iterator[Any]) -> Exit:
     return Exit([(r.token, r.logprobs, r.from_draft) for r in got], responses, got[-1].finish_reason == reason)
 
 
-def at_the_streams_limit(run: Run, n: int) -> Exit:
+def at_the_streams_limit(run: ExitRun, n: int) -> Exit:
     return last_response("length", run.stream(tokenizer(), max_tokens=n))
 
 
-def at_the_end_token(run: Run, n: int) -> Exit:
+def at_the_end_token(run: ExitRun, n: int) -> Exit:
     return last_response("stop", run.stream(tokenizer(run.tokens[n - 1]), max_tokens=N + 2))
 
 
-def by_closing_the_stream(run: Run, n: int) -> Exit:
+def by_closing_the_stream(run: ExitRun, n: int) -> Exit:
     responses = run.stream(tokenizer(), max_tokens=-1)
     got = list(islice(responses, n))
     responses.close()
     return Exit([(r.token, r.logprobs, r.from_draft) for r in got], responses)
 
 
-WAYS: dict[Callable[[Run, int], Exit], list[int]] = {
+WAYS: dict[Callable[[ExitRun, int], Exit], list[int]] = {
     at_the_limit: [1, 8],
     by_close: list(range(1, N + 1)),
     by_throw: [4],
@@ -124,7 +124,7 @@ WAYS: dict[Callable[[Run, int], Exit], list[int]] = {
 }
 
 
-def places(family: str, way: Callable[[Run, int], Exit]) -> list[int]:
+def places(family: str, way: Callable[[ExitRun, int], Exit]) -> list[int]:
     """An end token ends the text where it first comes up."""
     tokens = [token for token, _ in right(family)[0]]
     first = way is not at_the_end_token
@@ -140,9 +140,9 @@ def continued(family: str, layers: list[Any], n: int, drafted: bool) -> list[Any
     return seeded(model, SECOND_TURN, SECOND_TOKENS, prompt_cache=layers, **options)
 
 
-def complaints(family: str, way: Callable[[Run, int], Exit], n: int) -> list[str]:
+def complaints(family: str, way: Callable[[ExitRun, int], Exit], n: int) -> list[str]:
     """What a run that ended after n tokens leaves, against plain decoding of n tokens."""
-    run, (steps, held) = Run(family), right(family)
+    run, (steps, held) = ExitRun(family), right(family)
     exit_ = way(run, n)
     got, wanted = exit_.steps, steps[:n]
     if not exit_.reason or [step[0] for step in got] != [step[0] for step in wanted]:
@@ -162,7 +162,7 @@ def complaints(family: str, way: Callable[[Run, int], Exit], n: int) -> list[str
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_exit(family: str, way: Callable[[Run, int], Exit]) -> None:
+def test_exit(family: str, way: Callable[[ExitRun, int], Exit]) -> None:
     where = places(family, way)
     assert way is not at_the_end_token or INSIDE_AN_ACCEPTED_DRAFT & set(where)
     assert [c for n in where for c in complaints(family, way, n)] == []
@@ -171,7 +171,7 @@ def test_exit(family: str, way: Callable[[Run, int], Exit]) -> None:
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama quantized late"])
 def test_the_reference_decoder_does_the_same(family: str) -> None:
     """The same tokens are drafted and accepted as by a decoder that rolls nothing back."""
-    run = Run(family)
+    run = ExitRun(family)
     drafter = Scripted(run.drafter.right, VOCAB)
     steps = [(token, from_draft) for token, _, from_draft in run.steps(max_tokens=N)]
     expected, _ = reference(model_of(family), PROMPT, N, drafter)
@@ -260,13 +260,13 @@ class Unclosable:
     ],
 )
 def test_a_planted_fault_is_found(
-    monkeypatch: pytest.MonkeyPatch, family: str, way: Callable[[Run, int], Exit], owner: Any, name: str, fault: Any
+    monkeypatch: pytest.MonkeyPatch, family: str, way: Callable[[ExitRun, int], Exit], owner: Any, name: str, fault: Any
 ) -> None:
     where = places(family, way)
     monkeypatch.setattr(owner, name, fault)
     if fault is on_a_copy_of_the_list:
         # An entry that was swapped in the copy only: the caller's list still has the one that is not quantized.
-        run = Run(family)
+        run = ExitRun(family)
         at_the_limit(run, 3)
         assert shape(run.cache) != shape(right(family)[1][2])
         return
@@ -278,7 +278,7 @@ def test_every_family_that_is_restored_is_known() -> None:
     """A cache that can drop the end of a block does: only those of RESTORED cost tokens that are fed again."""
     for family in FAMILIES:
         model: Counted = model_of(family)
-        steps = Run(family).steps(max_tokens=N)
+        steps = ExitRun(family).steps(max_tokens=N)
         model.blocks.clear()
         list(steps)
         longest = max(model.blocks[1:])

@@ -33,7 +33,7 @@ def ids(tokenizer: Any, name: str) -> list[int]:
 PLAIN: dict[tuple[int, ...], str] = {}
 
 
-def plain(model: Any, tokenizer: Any, prompt: list[int]) -> str:
+def plain_text(model: Any, tokenizer: Any, prompt: list[int]) -> str:
     if (key := tuple(prompt)) not in PLAIN:
         PLAIN[key] = "".join(r.text for r in stream_generate(model, tokenizer, prompt, max_tokens=N))
     return PLAIN[key]
@@ -43,7 +43,7 @@ def drafted(model: Any, tokenizer: Any, prompt: list[int], **options: Any) -> Dr
     """What drafting did for an answer that is the plain one."""
     options = {"sampler": make_sampler(temp=0.0), "disable_adaptive_gate": True} | options
     responses = list(stream_generate(model, tokenizer, prompt, max_tokens=N, **options))
-    assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
+    assert "".join(r.text for r in responses) == plain_text(model, tokenizer, prompt)
     stats: DraftStats = responses[-1].draft
     return stats
 
@@ -70,7 +70,7 @@ def test_a_length(fixture: tuple[Any, Any]) -> None:
     model, tokenizer = fixture
     prompt = ids(tokenizer, "json")
     responses = list(stream_generate(model, tokenizer, prompt, max_tokens=N, prompt_lookup_num_tokens=8))
-    assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
+    assert "".join(r.text for r in responses) == plain_text(model, tokenizer, prompt)
     assert responses[-1].draft.accepted > 0
 
 

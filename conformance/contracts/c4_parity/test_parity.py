@@ -25,7 +25,9 @@ def ids(tokenizer: Any, name: str) -> list[int]:
     return tokens
 
 
-def plain(model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS, **kwargs: Any) -> list[tuple[int, mx.array]]:
+def plain_steps(
+    model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS, **kwargs: Any
+) -> list[tuple[int, mx.array]]:
     mx.random.seed(1)
     return list(generate_step(mx.array(prompt), model, max_tokens=max_tokens, **kwargs))
 
@@ -53,7 +55,7 @@ def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str,
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
     if name not in plain_runs:
-        plain_runs[name] = plain(model, prompt)
+        plain_runs[name] = plain_steps(model, prompt)
     right = plain_runs[name]
     got = drafted(model, prompt, n, draft_type=draft_type)
     assert [step[0] for step in got] == [step[0] for step in right]
@@ -68,7 +70,7 @@ def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str,
 def test_seeded_sampling(fixture: tuple[Any, Any], name: str, sampler: dict[str, float]) -> None:
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
-    right = plain(model, prompt, sampler=make_sampler(**sampler))
+    right = plain_steps(model, prompt, sampler=make_sampler(**sampler))
     got = drafted(model, prompt, 4, sampler=make_sampler(**sampler))
     assert [step[0] for step in got] == [step[0] for step in right]
 
@@ -87,7 +89,7 @@ def never_twice(tokens: mx.array, logits: mx.array) -> mx.array:
 def test_nothing_is_drafted_where_no_token_repeats(fixture: tuple[Any, Any]) -> None:
     model, _ = fixture
     prompt, stats = list(range(5, 45)), DraftStats()
-    right = plain(model, prompt, logits_processors=[never_twice])
+    right = plain_steps(model, prompt, logits_processors=[never_twice])
     got = drafted(model, prompt, 8, logits_processors=[never_twice], stats=stats)
     assert [step[0] for step in got] == [step[0] for step in right]
     assert (stats.drafted, stats.forwards) == (0, MAX_TOKENS + 1)
@@ -146,7 +148,7 @@ def test_cache_after_the_consumer_stops(fixture: tuple[Any, Any], stop_after: in
     model, tokenizer = fixture
     prompt = ids(tokenizer, "rename")
     caches = [make_prompt_cache(model) for _ in range(2)]
-    plain(model, prompt, max_tokens=stop_after, prompt_cache=caches[0])
+    plain_steps(model, prompt, max_tokens=stop_after, prompt_cache=caches[0])
     steps = prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=8, prompt_cache=caches[1])
     for _ in range(stop_after):
         next(steps)
@@ -157,8 +159,8 @@ def test_cache_after_the_consumer_stops(fixture: tuple[Any, Any], stop_after: in
 
 def same_next_turn(model: Any, expected: list[Any], cache: list[Any]) -> bool:
     turn = [3, 50, 51, 52]
-    right = plain(model, turn, 20, prompt_cache=expected)
-    got = plain(model, turn, 20, prompt_cache=cache)
+    right = plain_steps(model, turn, 20, prompt_cache=expected)
+    got = plain_steps(model, turn, 20, prompt_cache=cache)
     return all(a[0] == b[0] and mx.array_equal(a[1], b[1]).item() for a, b in zip(got, right, strict=True))
 
 

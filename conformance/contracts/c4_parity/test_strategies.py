@@ -93,7 +93,7 @@ def steps_of(family: str, strategy: Any, n: int = N, **kwargs: Any) -> list[Any]
 
 
 @cache
-def plain(family: str, sampler: str) -> list[Step]:
+def plain_steps(family: str, sampler: str) -> list[Step]:
     sample = make_sampler(**SAMPLERS[sampler])
     return seeded(model_of(family), PROMPT, N, sampler=sample, **OPTIONS.get(family, {}))
 
@@ -101,7 +101,7 @@ def plain(family: str, sampler: str) -> list[Step]:
 def complaints(family: str, name: str) -> list[str]:
     wrong, accepted = [], 0
     for sampler, gated in MODEL_RUNS if "model" in name else RUNS:
-        right, stats = plain(family, sampler), DraftStats()
+        right, stats = plain_steps(family, sampler), DraftStats()
         strategy = STRATEGIES[name](model_of(family), PROMPT + [token for token, _ in right])
         sample = make_sampler(**SAMPLERS[sampler])
         got = steps_of(family, strategy, sampler=sample, disable_adaptive_gate=not gated, stats=stats)

@@ -102,7 +102,7 @@ class Witness:
         return token
 
 
-class Run:
+class ProcessorRun:
     """A decode with a witness; what it yields, and the random state it leaves."""
 
     def __init__(self, sampler: str, processors: str, **more: Any) -> None:
@@ -129,11 +129,11 @@ class Run:
 
 def complaints(family: str, sampler: str, processors: str, stop: int | None = None, **more: Any) -> list[str]:
     """What a drafted run does not share with the plain run of as many tokens."""
-    right, got = Run(sampler, processors, **more), Run(sampler, processors, **more)
+    right, got = ProcessorRun(sampler, processors, **more), ProcessorRun(sampler, processors, **more)
     right.plain(family, N)
     script = right.steps
     if stop is not None:
-        right = Run(sampler, processors, **more)
+        right = ProcessorRun(sampler, processors, **more)
         right.plain(family, stop)
     got.drafted(family, N, script, stop)
     if [step[0] for step in got.steps] != [step[0] for step in right.steps]:

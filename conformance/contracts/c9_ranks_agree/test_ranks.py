@@ -55,7 +55,7 @@ def check_alike(ranks: list[Result]) -> None:
         assert len({*first.offsets, *other.offsets}) == 1, f"{what}: the caches differ"
 
 
-def plain(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
+def plain_decode(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
     """The tokens of plain decoding on one machine, and the offsets of the cache that it leaves."""
     layers = make_prompt_cache(model)
     tokens = [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=N, prompt_cache=layers)]
@@ -66,7 +66,7 @@ def plain(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
 def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, Any], how: str) -> None:
     path = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
     prompts = prompts_for(str(path))
-    right = {name: plain(fixture[0], prompt) for name, prompt in prompts.items()}
+    right = {name: plain_decode(fixture[0], prompt) for name, prompt in prompts.items()}
     cases = [case for case in CASES if case not in (SLOW if how == "tensor" else LOOKED_UP)]
     results = decoded(tmp_path, how, str(path), *cases)
     assert len(results) == sum(len(prompts_of(case, prompts)) for case in cases)
@@ -86,7 +86,7 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, A
 
 @pytest.mark.parametrize("family", ["deepseek_v41", "qwen3_next"])
 def test_caches_that_are_restored_and_rewound(tmp_path: Path, family: str) -> None:
-    right = plain(build(family), PATTERN)
+    right = plain_decode(build(family), PATTERN)
     for ranks in decoded(tmp_path, "pipeline", family, "costs", "scripted", "scripted ties", "now and then"):
         check_alike(ranks)
         assert (ranks[0].tokens, ranks[0].error) == (right[0], None), ranks[0].case

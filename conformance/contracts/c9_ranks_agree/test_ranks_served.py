@@ -73,7 +73,7 @@ def accepted(answer: dict[str, Any]) -> int:
     return draft.get("accepted", 0)
 
 
-def plain(client: Client, wanted: list[dict[str, Any]]) -> list[str]:
+def plain_answers(client: Client, wanted: list[dict[str, Any]]) -> list[str]:
     """What the bodies say without drafting; each prompt is decoded once."""
     told: dict[str, str] = {}
     for body in wanted:
@@ -92,7 +92,7 @@ def break_off(client: Client, body: dict[str, Any]) -> None:
 def test_the_server(tmp_path: Path, how: str) -> None:
     model = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
     with serve(model=model) as one:
-        right = plain(one, bodies())
+        right = plain_answers(one, bodies())
     with serve_on_ranks(tmp_path, model, *(["--pipeline"] if how == "pipeline" else [])) as client:
         assert [answer(client, body) for body in bodies()] == right
         break_off(client, bodies()[0])

@@ -88,7 +88,7 @@ def test_a_cell_has_parity_and_its_labels(subject: Subject, form: str) -> None:
 def test_other_tokens_show_no_speed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     in_turns, repetition = cells.in_turns, iter(range(1000))
 
-    def wrong(decodings: Sequence[cells.Decoding]) -> list[cells.Run]:
+    def wrong(decodings: Sequence[cells.Decoding]) -> list[cells.TimedRun]:
         runs = in_turns(decodings)
         if next(repetition) == 2:
             runs[-1].tokens[-1] += 1
@@ -103,7 +103,7 @@ def test_other_tokens_show_no_speed(subject: Subject, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("few", [(2, 5), (5, 2)])
 def test_too_few_runs_are_no_parity(few: tuple[int, int]) -> None:
-    plain, drafted = ([cells.Run([1], 1.0, 1.0)] * n for n in few)
+    plain, drafted = ([cells.TimedRun([1], 1.0, 1.0)] * n for n in few)
     assert not cells.parity(plain, drafted)
     assert cells.parity(plain * 2, drafted * 2)
 
@@ -155,7 +155,7 @@ class Watch:
             finally:
                 self.order += name.lower()
 
-        return cells.Decoding(ready, step, cells.Run())
+        return cells.Decoding(ready, step, cells.TimedRun())
 
 
 def test_runs_take_turns_and_each_has_its_own_time(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_each_way_to_rewind_stands_next_to_a_plain_run(n: int) -> None:
     assert all(order.count(i) == 5 for i in range(n))
     assert all(i is None or None in (order[at - 1], order[at + 1]) for at, i in enumerate(order))
     # Plain runs take 4 seconds, drafted ones 2.
-    runs = [cells.Run([1], 4.0 if i is None else 2.0, 1.0) for i in order]
+    runs = [cells.TimedRun([1], 4.0 if i is None else 2.0, 1.0) for i in order]
     for i in range(n):
         assert rewinds.beside_plain(runs, order, i)[1] == [2.0] * 5
 
