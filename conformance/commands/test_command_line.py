@@ -30,7 +30,7 @@ def text(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def drafting(done: subprocess.CompletedProcess[str]) -> tuple[int, int, float]:
-    """Tokens that were drafted and accepted, and tokens for each forward pass."""
+    """(drafted tokens, accepted tokens, tokens for each forward pass)."""
     line = re.search(r"Drafting: \w+, (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", done.stdout)
     assert line, done.stdout
     return int(line[1]), int(line[2]), float(line[3])
@@ -53,10 +53,10 @@ def test_the_flag_changes_the_speed_only(plain_text: str) -> None:
 
 
 def test_a_text_to_draft_from(plain_text: str, tmp_path: Path) -> None:
-    """The file that the answer will be is drafted from its first tokens on."""
+    """The file holds the answer, so drafts start with its first tokens."""
     edited = tmp_path / "edited.md"
     edited.write_text(fenced(CODE.replace("text", "node")))
-    # Long n-grams: with short ones the request itself is nearly as good.
+    # Long n-grams. With short ones the prompt alone drafts nearly as well.
     arguments = ("--draft-type", "ngram-mod", "--disable-adaptive-gate")
     without, got = generate(*arguments), generate(*arguments, "--draft-reference", str(edited))
     assert text(without) == text(got) == plain_text
@@ -64,7 +64,7 @@ def test_a_text_to_draft_from(plain_text: str, tmp_path: Path) -> None:
 
 
 def test_a_memory_in_a_file(plain_text: str, tmp_path: Path) -> None:
-    """The second time, the answer is in it."""
+    """The second run finds the answer in the file."""
     arguments = ("--draft-type", "ngram-mod", "--draft-memory", str(tmp_path / "memory"), "--disable-adaptive-gate")
     first, second = generate(*arguments), generate(*arguments)
     assert text(first) == text(second) == plain_text
@@ -75,7 +75,7 @@ def test_a_memory_in_a_file(plain_text: str, tmp_path: Path) -> None:
 
 
 def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
-    """It reads what is cached, and drafts as well as for the whole prompt."""
+    """The draft model reads the cached prompt, and drafts as well as with the whole prompt."""
     file = ["--prompt-cache-file", str(tmp_path / "cache.safetensors")]
     cache = [str(COMMAND.with_name("mlx_lm.cache_prompt")), "--model", str(FIXTURE), "--prompt", CODE, *file]
     assert subprocess.run(cache, capture_output=True).returncode == 0

@@ -1,6 +1,6 @@
-"""However drafted generation ends, the cache holds what was yielded.
+"""However drafted generation ends, the cache holds exactly the yielded tokens.
 
-The drafts are right up to a place that goes round, so that the stops fall on every place of every kind of draft.
+The first wrong token of a draft moves through all places, so that the stops fall on every place of every draft.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from conformance.testing.models.families import (
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-# The tokens of four drafts of which none, one, two and three tokens are right, each with the token that follows.
+# The tokens of four drafts with none, one, two and three right tokens, each with the token that follows.
 N = 10
 INSIDE_AN_ACCEPTED_DRAFT = {4, 7, 8}
 SECOND_TURN = [7, 9]
@@ -64,7 +64,7 @@ def second_turn(family: str, n: int) -> list[Step]:
 
 
 class ExitRun:
-    """One drafted run that is still to be started."""
+    """A drafted run that has not started yet."""
 
     def __init__(self, family: str) -> None:
         model, options = model_of(family), OPTIONS.get(family, {})
@@ -89,7 +89,7 @@ def in_the_consumer(run: ExitRun, n: int) -> Exit:
 
 
 def last_response(reason: str, responses: Iterator[Any]) -> Exit:
-    """Stop at the response that says why, while the generator is open."""
+    """Stop at the response with the finish reason, while the generator is open."""
     got = []
     for response in responses:
         got.append(response)
@@ -125,7 +125,7 @@ WAYS: dict[Callable[[ExitRun, int], Exit], list[int]] = {
 
 
 def places(family: str, way: Callable[[ExitRun, int], Exit]) -> list[int]:
-    """An end token ends the text where it first comes up."""
+    """The places to stop at. An end token stops at its first occurrence."""
     tokens = [token for token, _ in right(family)[0]]
     first = way is not at_the_end_token
     return [n for n in WAYS[way] if first or tokens.index(tokens[n - 1]) == n - 1]
@@ -141,7 +141,7 @@ def continued(family: str, layers: list[Any], n: int, drafted: bool) -> list[Any
 
 
 def complaints(family: str, way: Callable[[ExitRun, int], Exit], n: int) -> list[str]:
-    """What a run that ended after n tokens leaves, against plain decoding of n tokens."""
+    """Compare a run that ended after n tokens with plain decoding of n tokens."""
     run, (steps, held) = ExitRun(family), right(family)
     exit_ = way(run, n)
     got, wanted = exit_.steps, steps[:n]
@@ -170,7 +170,7 @@ def test_exit(family: str, way: Callable[[ExitRun, int], Exit]) -> None:
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama quantized late"])
 def test_the_reference_decoder_does_the_same(family: str) -> None:
-    """The same tokens are drafted and accepted as by a decoder that rolls nothing back."""
+    """A decoder without rollback drafts and accepts the same tokens."""
     run = ExitRun(family)
     drafter = Scripted(run.drafter.right, VOCAB)
     steps = [(token, from_draft) for token, _, from_draft in run.steps(max_tokens=N)]
@@ -180,7 +180,7 @@ def test_the_reference_decoder_does_the_same(family: str) -> None:
 
 
 def prompt_only(family: str, decode: Callable[..., Any]) -> tuple[list[Any], list[Any], list[tuple[int, ...]]]:
-    """What a decode of no tokens yields, leaves in the cache and reports of the prompt."""
+    """Decode no tokens. Returns the yielded steps, the cache, and the progress reports of the prompt."""
     layers, calls = make_cache(model_of(family)), []
     steps = decode(prompt_cache=layers, prompt_progress_callback=lambda *call: calls.append(call))
     return list(steps), shape(layers), calls
@@ -209,7 +209,7 @@ def all_right(prompt: list[int], steps: list[Step]) -> Scripted:
 
 @pytest.mark.parametrize("first_turn", [0, 5])
 def test_a_prompt_of_one_token_before_quantization(first_turn: int) -> None:
-    """An entry that is due is quantized after one token: rows of a draft must not read what it was before."""
+    """A cache entry is quantized after one token when it is due. Rows of a draft must not read the old entry."""
     model, options = model_of("llama"), OPTIONS["llama quantized"]
     layers = make_cache(model)
     if first_turn:
@@ -232,7 +232,7 @@ def on_a_copy_of_the_list(verifier: Any, model: Any, layers: list[Any], *args: A
 
 
 class Unclosable:
-    """The loop is closed when it is collected, after the last response."""
+    """A planted fault: the loop closes only when it is garbage-collected, after the last response."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.steps = lookup_loop(*args, **kwargs)
@@ -265,7 +265,7 @@ def test_a_planted_fault_is_found(
     where = places(family, way)
     monkeypatch.setattr(owner, name, fault)
     if fault is on_a_copy_of_the_list:
-        # An entry that was swapped in the copy only: the caller's list still has the one that is not quantized.
+        # Only the copy got the quantized entry. The list of the caller still has the old one.
         run = ExitRun(family)
         at_the_limit(run, 3)
         assert shape(run.cache) != shape(right(family)[1][2])
@@ -275,7 +275,7 @@ def test_a_planted_fault_is_found(
 
 @pytest.mark.contract("C2")
 def test_every_family_that_is_restored_is_known() -> None:
-    """A cache that can drop the end of a block does: only those of RESTORED cost tokens that are fed again."""
+    """A cache that can drop the end of a block does so. Only the families of RESTORED feed tokens again."""
     for family in FAMILIES:
         model: Counted = model_of(family)
         steps = ExitRun(family).steps(max_tokens=N)

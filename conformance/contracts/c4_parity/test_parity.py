@@ -1,4 +1,4 @@
-"""Prompt lookup gives plain decoding's tokens and logits on the fixture."""
+"""Prompt lookup gives the tokens and logits of plain decoding on the fixture."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plain_runs(fixture: tuple[Any, Any]) -> dict[str, list[tuple[int, mx.array]]
 )
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str, draft_type: str, n: int) -> None:
-    """Bit for bit on a CPU, where a block computes what single steps compute; the same tokens elsewhere."""
+    """Equal bit for bit on a CPU, where a block computes the same as single steps. Elsewhere the same tokens."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
     if name not in plain_runs:
@@ -97,7 +97,7 @@ def test_nothing_is_drafted_where_no_token_repeats(fixture: tuple[Any, Any]) -> 
 
 @pytest.mark.parametrize(("name", "end"), [("tool", "stop"), ("quote", "stop"), ("nothing_to_copy", "length")])
 def test_text_and_end(fixture: tuple[Any, Any], name: str, end: str) -> None:
-    """stream_generate stops at the same token, and its last response says what was drafted."""
+    """stream_generate stops at the same token, and its last response has the statistics of drafting."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
     right = list(stream_generate(model, tokenizer, prompt, max_tokens=200))
@@ -144,7 +144,7 @@ def test_eos_inside_an_accepted_draft(fixture: tuple[Any, Any]) -> None:
 @pytest.mark.contract("C3")
 @pytest.mark.parametrize("stop_after", [1, 2, 5, 9, 10, 11, 40])
 def test_cache_after_the_consumer_stops(fixture: tuple[Any, Any], stop_after: int) -> None:
-    """The cache holds the prompt and exactly what was yielded, so a second turn is plain decoding's second turn."""
+    """The cache holds the prompt and exactly the yielded tokens, so a second turn equals that of plain decoding."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, "rename")
     caches = [make_prompt_cache(model) for _ in range(2)]
