@@ -98,7 +98,7 @@ def block_cost(runs: Sequence[Run]) -> Figure:
 
 
 def position(runs: Sequence[Run]) -> Figure:
-    """How often a draft is still right at each place."""
+    """The share of drafted tokens that are accepted at each place of a draft."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     found = main_model(runs)
     for marker, (strategy,) in zip(MARKERS, different(found, "strategy"), strict=False):

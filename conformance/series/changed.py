@@ -1,4 +1,4 @@
-"""Which tests of a file a patch adds or changes."""
+"""Find the tests of a file that a patch adds or changes."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _stop_word(answer: str, place: int | str) -> str:
 
 
 def _ending(case: Case, answer: str) -> tuple[Body, int | None, str | None]:
-    """How to end an answer: fields of the request, the events after which the client leaves, and the finish reason."""
+    """The end of an answer: fields of the request, the events after which the client leaves, and the finish reason."""
     if case.ending == "length":
         return {"max_tokens": case.place}, None, "length"
     if case.ending == "stop":
