@@ -1,7 +1,7 @@
-"""What holds of mlx-lm, and what shows it: README.md beside this says which folder holds what."""
+"""The conformance suite for mlx-lm, and its tools. README.md in this folder describes each folder."""
 
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# A llama of one million parameters that copies, edits and quotes.
+# A llama of one million parameters, trained to copy, edit and quote.
 FIXTURE = Path(__file__).parent / "fixture"

@@ -81,7 +81,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def say(text: str) -> None:
-    """What is going on; gone when it is over."""
+    """Show the current step on one line. The next output replaces it."""
     if sys.stderr.isatty():
         print(f"\033[K{text}", file=sys.stderr, end="\r", flush=True)
 

@@ -1,4 +1,4 @@
-"""What every run prints, and the fixture model."""
+"""Options, the report header, and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--scorecard",
         type=Path,
         metavar="FILE",
-        help="write the result of each test; it has to be --scorecard=FILE, without spaces",
+        help="write the result of each test; give it as --scorecard=FILE, without spaces",
     )
 
 
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Planted faults and the commands of the suite say nothing of a release: to ask them once is enough."""
+    """Mark the tests of the suite itself as ``selftest``: they do not depend on the release, so one run is enough."""
     try:
         for item in items:
             if scorecard.row_of(item).group == THE_SUITE:
@@ -67,7 +67,7 @@ def fixture() -> tuple[Any, Any]:
 
 @pytest.fixture
 def uncompiled() -> Iterator[None]:
-    """No compiled functions: the first use of each starts a C++ compiler for two seconds."""
+    """Turn off compiled functions: the first use of each starts a C++ compiler for two seconds."""
     mx.disable_compile()
     yield
     mx.enable_compile()
@@ -75,7 +75,7 @@ def uncompiled() -> Iterator[None]:
 
 @pytest.fixture
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a test that is marked with ``planted`` has to check, with the fault in place."""
+    """Plant the fault of a ``planted`` test, and return what the test has to check."""
     fault: Fault = request.param
     monkeypatch.setattr(*fault[1:])
     return fault[0]

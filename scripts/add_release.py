@@ -1,4 +1,4 @@
-"""Pin another release: vendor/releases.toml, the environments of tox.ini, and what is expected to fail on it."""
+"""Pin another release: in vendor/releases.toml, the environments of tox.ini, and the expected failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ = "New in {version}; somebody has to read it and give the reason."
 
 
 def edited(tox: str, version: str, last: str) -> str:
-    """tox.ini with the environments of another release beside those of the last one."""
+    """The text of tox.ini with environments for another release, next to those of the last one."""
     tox = tox.replace(f",-{last}}}{{,-lowest}}", f",-{last},-{version}}}{{,-lowest}}")
     tox = tox.replace(f",series-{last}}}]", f",series-{last},series-{version}}}]")
     line = f"    {last}: RELEASE = --release {last}\n"
@@ -29,7 +29,7 @@ def edited(tox: str, version: str, last: str) -> str:
 
 
 def pin(version: str, root: Path = ROOT) -> list[Path]:
-    """Write it down everywhere; the files that were changed or made."""
+    """Pin a release in every file that lists releases. Returns the files that changed or are new."""
     known, default = releases()
     if version in known:
         raise Refused(f"{version} is pinned.")
@@ -51,7 +51,10 @@ def pin(version: str, root: Path = ROOT) -> list[Path]:
 
 
 def expect(scorecard: Path, expectations: Path, version: str) -> int:
-    """Add what failed in a run, drop what passed or is no test; how many lines somebody has to read."""
+    """Add the failures of a run to the expectations, and drop those that passed or name no test.
+
+    Returns how many new lines somebody has to read.
+    """
     tests = {t: r for row in json.loads(scorecard.read_text())["rows"].values() for t, r in row.items()}
     failed = {test: result.get("reason", "") for test, result in tests.items() if result["outcome"] == "failed"}
     stale = {test for test, why in failed.items() if why.startswith("[XPASS") or "no test is" in why}

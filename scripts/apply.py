@@ -1,4 +1,4 @@
-"""Apply the series to a release of mlx-lm, build it, install it into .venv and show what it does."""
+"""Apply the series to a release of mlx-lm, build it, install it into .venv and run a demo."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/apply.sh", description=__doc__)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
-    where.add_argument("--source", metavar="DIR", type=Path, help=f"your own clone of mlx-lm: gets a branch {BRANCH}")
+    where.add_argument("--source", metavar="DIR", type=Path, help=f"your own clone of mlx-lm; adds a branch {BRANCH}")
     parser.add_argument("--until", metavar="N", type=int, help="stop after patch N")
     parser.add_argument("--no-install", action="store_true", help="only make the patched source")
     return parser.parse_args()
@@ -79,7 +79,7 @@ def apply_release(args: argparse.Namespace) -> int:
 
 
 def is_applied(checkout: Path, key: str, folder: Path = PATCHES) -> bool:
-    """Whether the checkout is what this run would make. Refuses to lose work that is in it and not in the folder."""
+    """Whether the checkout is what this run would make. Refuses to overwrite work that patches/ does not have."""
     if not checkout.exists():
         return False
     stamp = Stamp.read(checkout)
@@ -117,7 +117,7 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
 
 
 def apply_source(args: argparse.Namespace) -> int:
-    """Apply in a clone of the user's clone and hand back one branch: no other branch and no file is touched."""
+    """Apply in a copy of the user's clone, and push one branch back. No other branch and no file changes."""
     source = args.source.resolve()
     check_clone(source)
     if git(source, "status", "--porcelain", "--untracked-files=no").stdout:
@@ -147,7 +147,7 @@ def apply_source(args: argparse.Namespace) -> int:
 
 
 def version_of(source: Path) -> str:
-    """What a wheel of a clone's HEAD is called, up to what comes after +: a release only if it is that release."""
+    """The version of a wheel of a clone's HEAD, without the part after +. Only a release has the version of one."""
     said = git(source, "describe", "--tags", "--long", "--match", "v[0-9]*", check=False).stdout.strip()
     commit = f"g{head(source)[:9]}."
     if (found := re.fullmatch(r"v(\d+(?:\.\d+)*)\.(\d+)-(\d+)-g\w+", said)) is None:
@@ -157,7 +157,7 @@ def version_of(source: Path) -> str:
 
 
 def finish(checkout: Path, label: str) -> int:
-    """Build, install, and run the demo with what was installed."""
+    """Build the wheel, install it, and run the demo with it."""
     wheel = build_wheel(checkout, label)
     install(VENV, wheel, label, head(checkout))
     print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}")

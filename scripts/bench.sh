@@ -8,14 +8,14 @@ Make every number, table and picture of docs/benchmarks.md and docs/serving.md, 
 90 minutes on two cores. Leave the machine alone while it runs.
 
   scripts/bench.sh                      measure with the model of this repository
-  scripts/bench.sh --quick              small settings, at most 3 minutes; shows that all works, judges no times
-  scripts/bench.sh --model REPO_OR_DIR  measure another model, beside the results that are there
-  scripts/bench.sh --merge FILE...      take over the results.json of other machines
-  scripts/bench.sh --render             measure nothing, write tables, pictures and the page again
-  scripts/bench.sh --check              fail if a table is not that of docs/benchmarks/results.json
+  scripts/bench.sh --quick              small settings, at most 3 minutes: shows that it works, checks no times
+  scripts/bench.sh --model REPO_OR_DIR  measure another model, and keep the results of the others
+  scripts/bench.sh --merge FILE...      add the results.json of other machines
+  scripts/bench.sh --render             measure nothing; write the tables, the pictures and the page again
+  scripts/bench.sh --check              fail if a table differs from docs/benchmarks/results.json
 
-What was measured is in docs/benchmarks/results.json, after each stage. The peers are installed in vendor/bench.
-With --draft-model, --draft-margin, --stages, --repeats and --out, after a first run, see:
+Each stage writes its results into docs/benchmarks/results.json. The peers are installed in vendor/bench.
+More options are --draft-model, --draft-margin, --stages, --repeats and --out. After a first run, see:
   .tox/bench/bin/python -m conformance.bench --help
 EOF
 }

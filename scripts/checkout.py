@@ -1,7 +1,7 @@
-"""The git checkout of a release: import the sdist, apply the patches, write the patches back.
+"""Make the git checkout of a release: import the sdist, apply the patches, write the patches back.
 
-Names, addresses and dates are fixed and no git configuration of the user's is read, so that the same release and the
-same patches give the same commit on every machine.
+The same release and the same patches give the same commit on every machine: names, addresses and dates are fixed, and
+git does not read the user's configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ IGNORED = "__pycache__/\n*.pyc\n*.egg-info/\nbuild/\ndist/\n.pytest_cache/\n.ruf
 
 
 def git(where: Path, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run git without the user's configuration. A failure that the caller does not expect is shown as it is."""
+    """Run git without the user's configuration.
+
+    Raises:
+        Refused: with the message of git, if it fails and ``check`` is set.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in IDENTITY.items()}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "LC_ALL": "C"}
@@ -45,7 +49,7 @@ def check_clone(source: Path) -> None:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What apply made a checkout from, kept inside its .git directory."""
+    """The release and the patches that a checkout was made from. It lies inside the .git directory."""
 
     key: str
     base: str
@@ -65,7 +69,7 @@ class Stamp:
 
 
 def series_key(base: str, patches: list[Path]) -> str:
-    """Changes with whatever the checkout is made from."""
+    """A hash of everything that a checkout is made from."""
     digest = hashlib.sha256(f"{base} {DATE}".encode())
     for patch in patches:
         digest.update(patch.name.encode() + b"\0" + patch.read_bytes())
@@ -100,7 +104,7 @@ def import_release(release: Release, into: Path) -> str:
 
 
 def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
-    """Give another checkout the files that the patches were made from, so that git can merge where context differs."""
+    """Add the original files of the patches to another checkout, so that git can merge where context differs."""
     default = find_release(None)
     fetch(default)
     lender = scratch / "default"
@@ -111,7 +115,7 @@ def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
 
 
 def apply_patches(checkout: Path, patches: list[Path], made_for: str, then: str = "") -> None:
-    """Apply patches in order. If one does not fit, ``then`` says what to do, by default what suits a pinned release."""
+    """Apply patches in order. If one does not fit, the error ends with ``then``, by default for a pinned release."""
     for number, patch in enumerate(patches, 1):
         print(f"applying {patch.stem} ({number}/{len(patches)})", flush=True)
         done = git(checkout, "am", "--quiet", "--3way", "--committer-date-is-author-date", str(patch), check=False)
@@ -138,7 +142,7 @@ def _explain(checkout: Path, patch: Path, made_for: str, am_said: str, then: str
 
 
 def _hunk(patch: Path, file: str, line: int) -> str:
-    """Name the hunk of a file that starts at an old line."""
+    """Say which hunk of a file starts at an old line."""
     section = patch.read_text().split(f"\ndiff --git a/{file} ")[-1].split("\ndiff --git ")[0]
     starts = [int(start) for start in re.findall(r"^@@ -(\d+)", section, re.MULTILINE)]
     number = starts.index(line) + 1 if line in starts else "?"
@@ -146,7 +150,7 @@ def _hunk(patch: Path, file: str, line: int) -> str:
 
 
 def export(checkout: Path, base: str, into: Path) -> None:
-    """Write the commits since ``base`` as patches that do not change unless their content does."""
+    """Write the commits since ``base`` as patches. A patch file changes only if its content does."""
     stable = ["--zero-commit", "--no-signature", "--no-numbered", "--full-index", "--no-renames", "--no-stat"]
     algorithm = ["--diff-algorithm=histogram", "--unified=3", "--no-ext-diff", "--no-color", "--subject-prefix=PATCH"]
     # The name of a file is the whole subject, which git would cut off.
@@ -158,7 +162,7 @@ def export(checkout: Path, base: str, into: Path) -> None:
 
 
 def changes(checkout: Path, base: str, folder: Path, exported: Path) -> list[str]:
-    """Write what a checkout exports to a folder of patches, and name those that are not in the folder like that."""
+    """Export the patches of a checkout, and name those that differ from the files in a folder."""
     export(checkout, base, exported)
     if folder != PATCHES:
         _keep_variants(checkout, base, exported)
@@ -167,7 +171,7 @@ def changes(checkout: Path, base: str, folder: Path, exported: Path) -> list[str
 
 
 def _keep_variants(checkout: Path, base: str, exported: Path) -> None:
-    """Of the patches of a release, leave the ones whose commit the patch of that name in patches/ does not make."""
+    """Delete the exported patches that patches/ makes as well. A release keeps only its own forms of patches."""
     commits = git(checkout, "rev-list", "--reverse", f"{base}..HEAD").stdout.split()
     with temporary("variants") as scratch:
         git(scratch, "clone", "--quiet", "--shared", str(checkout), "clone")

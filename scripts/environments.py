@@ -1,4 +1,4 @@
-"""An environment for each tree that is judged: a venv below vendor/judged with the tree and mlx, which is kept."""
+"""Make an environment for each tree to judge: a venv below vendor/judged with the tree and mlx. It is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from install import mlx_extra, quiet_pip, run
 from pin import VENDOR, Refused, make_venv, temporary
 
 JUDGED = VENDOR / "judged"
-# What the suite needs to ask a server.
+# The suite needs these packages to send requests to a server.
 NEEDS = ("requests",)
 RELEASE = re.compile(r"\d+(\.\d+)+\w*")
 IGNORED = (".git", ".venv", "venv", "build", "dist", "__pycache__", "*.egg-info", ".tox")
@@ -30,12 +30,12 @@ class Environment:
         return self.folder / "venv" / "bin" / "python"
 
     def result(self, side: str) -> Path:
-        """A tree can be its own base, with another adapter."""
+        """The file of the results. A tree can be its own base with another adapter, so each side has a file."""
         return self.folder / f"{side}.json"
 
 
 def environment(name: str) -> Environment:
-    """Have an environment with a tree in it, as the tree is now."""
+    """Make or update an environment with a tree in its current state."""
     if RELEASE.fullmatch(name):
         at = _folder(name, name)
         if _stale(at, name):
@@ -60,7 +60,7 @@ def _folder(name: str, identity: str) -> Environment:
 
 
 def _unpack(where: Path, ref: str, into: Path) -> tuple[str, str]:
-    """Copy a tree, and return a version for it and what changes with its content."""
+    """Copy a tree. Returns its version and a key that changes with its content."""
     if ref:
         found = git(where, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
         if found.returncode:
@@ -81,7 +81,7 @@ def _unpack(where: Path, ref: str, into: Path) -> tuple[str, str]:
 
 
 def _version(tree: Path) -> str:
-    """What it was made from, where a file says that."""
+    """The release that a tree was made from, if a file of it says that."""
     file = tree / "mlx_lm" / "_version.py"
     found = re.search(r"""__version__ = ["'](\d+(\.\d+)*)""", file.read_text()) if file.exists() else None
     return found[1] if found else "0"
@@ -97,7 +97,7 @@ def _stale(at: Environment, key: str) -> bool:
 
 
 def _install(at: Environment, key: str, what: str, env: dict[str, str] | None = None) -> None:
-    """The stamp is written last: a killed run starts again."""
+    """Install a tree or a wheel. The stamp is written last, so that an interrupted run starts again."""
     print(f"installing {at.name}", flush=True)
     _stamp(at).unlink(missing_ok=True)
     at.folder.mkdir(parents=True, exist_ok=True)

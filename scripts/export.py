@@ -1,7 +1,7 @@
 """Write patches/ from the commits of a release's checkout, or check that it would not change.
 
-The default release has all of them. With another one, patches/<release>/ gets the patches that this release needs in
-another form: those that do not apply to it, or do not make the commit that is there.
+The default release exports all patches. Another release exports into patches/<release>/ only the patches that it needs
+in another form: those that do not apply to it, or that make another commit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Build the wheel of a checkout and install it with the platform's mlx.
 
-python scripts/install.py [--release V] installs what apply.sh made into the environment of that python.
+python scripts/install.py [--release V] installs the checkout of apply.sh into the environment of that Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pin import VENDOR, Refused, find_release, make_venv, patch_files, temporary
 
 
 def mlx_extra() -> str:
-    """The extra of mlx-lm that brings mlx: none on macOS, where it is a dependency."""
+    """The extra of mlx-lm that installs mlx. macOS needs none: there mlx is a dependency."""
     if platform.system() == "Darwin":
         return ""
     extra = os.environ.get("MLX_EXTRA", "cpu")
@@ -29,7 +29,7 @@ def mlx_extra() -> str:
     return f"[{extra}]"
 
 
-# What pip says without a network, or where it is told not to use it.
+# Messages of pip without a network, or when it may not use one.
 OFFLINE = re.compile(r"NewConnectionError|Failed to establish|name resolution|\(from versions: none\)|Max retries")
 
 
@@ -49,7 +49,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         if "pip" in command and OFFLINE.search(done.stderr):
             raise Refused(
-                "pip needs packages that it could not download: is the network there? The same command goes on."
+                "pip needs packages that it could not download: is the network there? Then run the same command again."
             )
         raise Refused(f"{' '.join(map(str, command[1:5]))} failed: " + "\n".join(said[-12:]))
 
@@ -63,7 +63,7 @@ def wheel_path(label: str, commit: str) -> Path:
 
 
 def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
-    """Build a commit, the last one or another, in a clone: the checkout stays as it is. A wheel is built once."""
+    """Build the wheel of a commit, by default the last one, once. The checkout does not change: a copy is built."""
     commit = commit or head(checkout)
     wheel = wheel_path(label, commit)
     if wheel.exists():
@@ -84,12 +84,12 @@ def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
 def pip_install(python: Path, wheel: Path, label: str) -> None:
     pip = [*quiet_pip(python), "install"]
     run(*pip, f"mlx-lm{mlx_extra()} @ {wheel.as_uri()}")
-    # The label does not change with every commit of a series, so pip may think that it is there.
+    # Two commits of a series can have the same label. pip would then keep the old one.
     run(*pip, "--force-reinstall", "--no-deps", wheel)
 
 
 def install(venv: Path, wheel: Path, label: str, commit: str) -> None:
-    """Install into a venv. The stamp is written last: a killed run starts this step again."""
+    """Install into a venv. The stamp is written last, so that an interrupted run repeats this step."""
     wanted = {"label": label, "commit": commit, "extra": mlx_extra()}
     print(f"installing mlx-lm{mlx_extra()} {label}", flush=True)
     _stamp(venv).unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def install(venv: Path, wheel: Path, label: str, commit: str) -> None:
 
 
 def lowest_mlx(wheel: Path) -> str:
-    """The oldest mlx that a wheel says it runs with."""
+    """The oldest mlx that a wheel allows."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         bounds = re.findall(r"^Requires-Dist: mlx(?:\[.*\])?>=([\d.]+)", archive.read(name).decode(), re.MULTILINE)
@@ -109,12 +109,12 @@ def lowest_mlx(wheel: Path) -> str:
 
 
 def use_lowest_mlx(python: Path, wheel: Path) -> None:
-    """Put the oldest mlx in the place of the newest."""
+    """Install the oldest mlx that a wheel allows, instead of the newest."""
     run(*quiet_pip(python), "install", f"mlx{mlx_extra()}=={lowest_mlx(wheel)}")
 
 
 def source(args: argparse.Namespace) -> tuple[Path, str, str]:
-    """The checkout, the commit of it and the version that is to be installed."""
+    """The checkout, the commit and the version to install."""
     if args.checkout:
         stamp = Stamp.read(args.checkout)
         if stamp is None:
@@ -136,7 +136,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--release", help="a release of vendor/releases.toml (default: the one it names)")
-    what.add_argument("--checkout", type=lambda name: Path(name).resolve(), help="what scripts/port.sh made")
+    what.add_argument("--checkout", type=lambda name: Path(name).resolve(), help="a checkout that scripts/port.sh made")
     parser.add_argument("--stock", action="store_true", help="the release as it is, without the series")
     parser.add_argument("--lowest-mlx", action="store_true", help="with the oldest mlx that the release allows")
     args = parser.parse_args()

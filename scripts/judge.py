@@ -1,6 +1,6 @@
-"""Judge a tree of mlx-lm through an adapter, and say what differs from a base: docs/judging.md.
+"""Judge a tree of mlx-lm through an adapter, and report the differences from a base. docs/judging.md explains it.
 
-TREE and --base are a release on the package index (0.33.0), a directory, or a git ref of a clone (~/mlx-lm@my-branch).
+TREE and --base name a release on the package index (0.33.0), a directory, or a git ref of a clone (~/mlx-lm@my-branch).
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ def parse_args() -> argparse.Namespace:
         epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged or pinned",
     )
     parser.add_argument("tree", metavar="TREE")
-    parser.add_argument("--base", metavar="TREE", help="what it is compared with (default: the pinned default release)")
-    parser.add_argument("--adapter", metavar="NAME|FILE", help="how TREE does it (default: the first that fits)")
-    parser.add_argument("--base-adapter", metavar="NAME|FILE", help="and the base (default: the first that fits)")
-    parser.add_argument("--only", choices=PARTS, help="a part of the contracts")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write it as Markdown, for a review")
-    parser.add_argument("--scorecard", metavar="FILE", type=Path, help="write it as a run of the scorecard, a column")
-    parser.add_argument("--pin", action="store_true", help="add the release to the pinned ones: docs/porting.md")
+    parser.add_argument("--base", metavar="TREE", help="the tree to compare with (default: the pinned default release)")
+    parser.add_argument("--adapter", metavar="NAME|FILE", help="the adapter for TREE (default: the first that fits)")
+    parser.add_argument(
+        "--base-adapter", metavar="NAME|FILE", help="the adapter for the base (default: the first that fits)"
+    )
+    parser.add_argument("--only", choices=PARTS, help="judge only this part of the contracts")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the result as Markdown, for a review")
+    parser.add_argument("--scorecard", metavar="FILE", type=Path, help="write the result as a column of the scorecard")
+    parser.add_argument("--pin", action="store_true", help="also pin the release; docs/porting.md explains it")
     args = parser.parse_args()
     if args.scorecard and args.only:
         parser.error("a column of the scorecard is of all contracts: leave --only out")
@@ -78,7 +80,7 @@ def series_fits(version: str) -> str:
         shutil.rmtree(checkout)
     if done.returncode not in (0, 3):
         said = done.stderr.strip().splitlines()
-        return f"whether the series applies is not known: {said[-1].removeprefix('error: ') if said else 'no word'}"
+        return f"whether the series applies is not known: {said[-1].removeprefix('error: ') if said else 'no message'}"
     counts = ", ".join(f"{results.count(word)} {word}" for word in dict.fromkeys(results))
     what = "applies" if done.returncode == 0 else "does not apply as it is"
     return f"the series {what}: {counts} of {len(results)} patches; scripts/port.sh {version} says which"

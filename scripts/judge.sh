@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The command is judge.py; this finds a Python to run it with.
+# Find a Python, and run judge.py with it.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/python.sh

@@ -1,4 +1,4 @@
-"""What is pinned: the releases of vendor/releases.toml, their sdists, and the patches."""
+"""Find the pinned releases of vendor/releases.toml, their sdists, and the patches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 
 
 class Refused(Exception):
-    """Something the user has to decide or mend; the message says what."""
+    """The user has to decide or fix something. The message says what."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Release:
 
     @property
     def patches(self) -> Path:
-        """Where the commits of its checkout are exported to."""
+        """The folder for the exported commits of its checkout."""
         return PATCHES if self.version == releases()[1] else PATCHES / self.version
 
 
@@ -61,12 +61,12 @@ def find_release(version: str | None) -> Release:
 
 
 def export_command(folder: Path) -> str:
-    """What writes the commits of a checkout to a folder of patches."""
+    """The command that exports the commits of a checkout to a folder of patches."""
     return "scripts/export.sh" + ("" if folder == PATCHES else f" --release {folder.name}")
 
 
 def patch_files(until: int | None = None, version: str = "") -> list[Path]:
-    """The first ``until`` patches in order, or all; of a patch that a release needs in another form, that one."""
+    """The first ``until`` patches in order, or all. A release can have its own form of a patch."""
     files = sorted(PATCHES.glob("[0-9]*.patch"))
     variants = {path.name: path for path in (PATCHES / version).glob("[0-9]*.patch")} if version else {}
     files = [variants.get(path.name, path) for path in files]
@@ -76,7 +76,7 @@ def patch_files(until: int | None = None, version: str = "") -> list[Path]:
 
 
 def fetch(release: Release) -> None:
-    """Have the sdist at ``release.sdist``, with the pinned hash. The network is used only if it is not there."""
+    """Download the sdist to ``release.sdist``, unless it is there already. Checks the pinned hash."""
     if release.sdist.exists():
         found = hashlib.sha256(release.sdist.read_bytes()).hexdigest()
         if found != release.sha256:
@@ -89,7 +89,7 @@ def fetch(release: Release) -> None:
 
 
 def fetch_unpinned(version: str) -> Release:
-    """The sdist of a release that vendor/releases.toml does not have, with the hash that it has now."""
+    """Download the sdist of a release that vendor/releases.toml does not list. The hash is taken from the file."""
     unknown = Release(version, "")
     if not unknown.sdist.exists():
         _download(unknown)
@@ -122,7 +122,7 @@ def _download_failed(release: Release, stderr: str) -> str:
 
 
 def pip_command(scratch: Path) -> list[str]:
-    """This Python's pip, or one in a new venv where the distribution ships Python without it."""
+    """The pip of this Python. Some distributions ship Python without pip; then the pip of a new venv."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     make_venv(scratch / "venv")
@@ -137,7 +137,7 @@ def make_venv(path: Path) -> None:
 
 @contextmanager
 def temporary(what: str) -> Iterator[Path]:
-    """A directory on the file system of vendor/, so that what is made in it can be moved into place at once."""
+    """A directory on the file system of vendor/, so that its content can be moved into place in one step."""
     path = Path(tempfile.mkdtemp(prefix=f".tmp-{what}-", dir=VENDOR))
     try:
         yield path
@@ -147,7 +147,7 @@ def temporary(what: str) -> Iterator[Path]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One run at a time. What killed runs left behind is removed."""
+    """Allow one run at a time. Removes the files that interrupted runs left behind."""
     with open(VENDOR / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

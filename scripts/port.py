@@ -1,4 +1,4 @@
-"""Try the series on a release of mlx-lm that it was not made for, and say patch by patch what does not fit."""
+"""Try the series on a release of mlx-lm that it was not made for, and list the patches that do not fit."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ CONFLICT = re.compile(r"^<{7} .*?^\|{7}.*?^={7}\n(.*?)^>{7} .*?\n", re.MULTILINE
 class Row:
     patch: Path
     result: str
-    # What git merged, or could not merge.
+    # The files that git merged or could not merge.
     where: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         text = self.patch.read_text()
         files, hunks = (len(re.findall(mark, text, re.MULTILINE)) for mark in (r"^diff --git ", r"^@@ "))
         line = f"{self.patch.stem[:60]:60}  {self.result:16} {files:5} {hunks:5}"
-        # No line ends inside an item.
+        # A line break never falls inside an item.
         items = ", ".join(item.replace(" ", "\0") for item in self.where)
         wrapped = textwrap.wrap(items, 110, break_on_hyphens=False)
         return "\n".join([line, *(f"     {part}".replace("\0", " ") for part in wrapped)])
@@ -74,8 +74,8 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("new", metavar="NEW", nargs="?", type=_version, help="a version on the package index")
     parser.add_argument("--source", metavar="DIR", type=Path, help="your own clone of mlx-lm, as of its HEAD")
-    parser.add_argument("--sha256", metavar="HEX", help="what the sdist has to have (default: it is printed)")
-    parser.add_argument("--test", action="store_true", help="run the suite on it when all patches apply")
+    parser.add_argument("--sha256", metavar="HEX", help="the hash that the sdist must have (default: print the hash)")
+    parser.add_argument("--test", action="store_true", help="run the suite if all patches apply")
     args = parser.parse_args()
     if (args.new is None) == (args.source is None):
         parser.error("name a version or --source DIR" + (", not both" if args.new else ""))
@@ -119,7 +119,7 @@ def port(args: argparse.Namespace) -> tuple[Path, bool]:
 
 
 def get(version: str, sha256: str | None) -> Release:
-    """The release, its sdist fetched: as it is pinned, or as ``sha256`` says, or as it comes."""
+    """Download a release. Its hash has to be the pinned one, or ``sha256``; without either, any hash is accepted."""
     known = releases()[0]
     if version in known:
         fetch(known[version])
@@ -136,7 +136,7 @@ def get(version: str, sha256: str | None) -> Release:
 
 
 def import_clone(source: Path, into: Path) -> tuple[Path, str]:
-    """A copy of a clone's HEAD with its history, and where it will be kept."""
+    """Copy a clone's HEAD with its history. Returns the path to keep it at, and the commit."""
     check_clone(source)
     git(into.parent, "clone", "--quiet", "--no-tags", str(source), str(into))
     git(into, "checkout", "--quiet", "-B", BRANCH)
@@ -155,7 +155,7 @@ def check_unused(checkout: Path, key: str) -> None:
 
 
 def attempt(checkout: Path, patch: Path) -> Row:
-    """Apply one patch. What conflicts is settled in the patch's favour, so that the ones that follow can be tried."""
+    """Apply one patch. A conflict takes the side of the patch, so that the next patches can be tried."""
     before = head(checkout)
     plain = git(checkout, *AM, str(patch), check=False)
     if plain.returncode == 0:
@@ -180,7 +180,7 @@ def attempt(checkout: Path, patch: Path) -> Row:
 
 
 def settle(checkout: Path, file: str) -> str:
-    """Take the patch's side of what conflicts in a file; say what that was."""
+    """Take the side of the patch in each conflict of a file. Returns a description of the conflicts."""
     stages = {line.split()[2] for line in git(checkout, "ls-files", "--unmerged", "--", file).stdout.splitlines()}
     if "3" not in stages:
         git(checkout, "rm", "--quiet", "--", file)
@@ -197,7 +197,7 @@ def fits(rows: list[Row]) -> bool:
 
 
 def stop_at_the_conflict(checkout: Path, base: str, patches: list[Path]) -> None:
-    """Start again, for the user to go on: all patches in one am, which waits at the first that does not apply."""
+    """Start again for the user: apply all patches with one git am, which stops at the first that does not apply."""
     git(checkout, "reset", "--quiet", "--hard", base)
     git(checkout, "am", "--3way", *map(str, patches), check=False)
 
@@ -236,7 +236,7 @@ def suite(checkout: Path) -> int:
 
 
 def surface(checkout: Path, base: str) -> None:
-    """What the release itself has, without the patches, and what it changed since the default one."""
+    """Print what the release has without the patches, and what it changed since the default release."""
     default = find_release(None)
     fetch(default)
     with temporary("surface") as tree, temporary("default") as scratch:

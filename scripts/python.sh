@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: sets PYTHON to a Python >= 3.11, or ends with one sentence.
+# The other scripts source this. It sets PYTHON to a Python >= 3.11, or stops with an error.
 for PYTHON in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11; do
   if "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     break

@@ -4,14 +4,14 @@ usage() {
   cat <<'EOF'
 usage: scripts/report.sh --model MODEL [--out FOLDER] [--device cpu|gpu] [--minutes N] | --merge FILE... | -h
 
-Report how a model is decoded on this machine, in about ten minutes: the chip and the versions, whether drafting is exact,
-what blocks of tokens cost by length and by batch, plain tokens a second, and the speed of six short workloads.
+Report how this machine decodes a model, in about ten minutes: the chip and the versions, whether drafting is exact, the
+cost of blocks of tokens by length and by batch, plain tokens a second, and the speed of six short workloads.
 
   scripts/report.sh --model REPO_OR_DIR    report-MODEL-CHIP.json, and the same as a page in report-MODEL-CHIP.md
   scripts/report.sh --merge report-*.json  put reports, also of other machines, into the table of docs/benchmarks.md
 
-It runs in .venv, which scripts/apply.sh makes if it is not there, or in the Python that PYTHON names, where the wheel of
-the series has to be installed. The file names the model and the chip, and neither the machine nor a path.
+It runs in .venv, and scripts/apply.sh makes that if it is missing. PYTHON can name another Python that has the wheel of
+the series. The report names the model and the chip. It holds no name of the machine and no path.
 EOF
 }
 case "${1-}" in "" | -h | --help) usage; exit 0 ;; esac

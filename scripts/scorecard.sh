@@ -4,12 +4,12 @@ usage() {
   cat <<'EOF'
 usage: scripts/scorecard.sh [-h] [--render | ENVIRONMENT...]
 
-Run the suite in environments of tox.ini, and write what it came to into docs/scorecard.json, docs/scorecard.html and the
-table of the README. Runs of other environments stay as they are.
+Run the suite in environments of tox.ini, and write the results into docs/scorecard.json, docs/scorecard.html and the
+table of the README. The results of other environments stay as they are.
 
-  scripts/scorecard.sh                  all releases, with the series and without, and the tests of the suite itself: 75 minutes
+  scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: 75 minutes
   scripts/scorecard.sh patched stock    the default release
-  scripts/scorecard.sh --render         run nothing: take what lies in .tox/scorecards
+  scripts/scorecard.sh --render         run nothing: use the files in .tox/scorecards
 EOF
 }
 case "${1-}" in

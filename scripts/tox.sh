@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tox with these arguments, from a venv of its own: scripts/tox.sh -e stock
+# Run tox with these arguments, in its own venv: scripts/tox.sh -e stock
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/python.sh

@@ -1,16 +1,16 @@
-"""How a tree of mlx-lm does what the contracts are about, a module each; docs/judging.md says how to write one.
+"""Adapters call the features of one tree of mlx-lm, a module for each tree. docs/judging.md says how to write one.
 
-An adapter is a module with some of the names below, and none is required: what is missing is "not offered". It imports
-the names of its tree where it uses them, or at its top. A name that the tree does not have is said to be missing.
+An adapter is a module with some of the names below. None of them is required: a missing one counts as "not offered". It
+imports the names of its tree at its top or where it uses them. If the tree lacks a name, the result says so.
 
     decode(model, prompt, drafts, **options)   yields (token, log probabilities or None, whether it was drafted)
-    DRAFTERS    the names of the ways to draft that decode knows, one of which is in drafts.name; each is judged
-    OPTIONS     which of the options of generate_step decode takes
+    DRAFTERS    the names of the drafters that decode knows; each is judged, with its name in drafts.name
+    OPTIONS     the options of generate_step that decode takes
     snapshot(caches), restore(caches, snapshot)
-    can_trim(caches, n), trim(caches, n)       trim says how many tokens it dropped of each cache
-    COMMANDS    what turns drafting on, by command: {"generate": ["--draft-model", FIXTURE], "chat": ..., "server": ...}
-    REQUEST     the fields of a request that turn it on in a server
-    fits()      whether the mlx-lm that is installed is one of these; an adapter without it is never chosen by itself
+    can_trim(caches, n), trim(caches, n)       trim returns how many tokens it dropped from each cache
+    COMMANDS    the arguments that turn drafting on, by command: {"generate": ["--draft-model", FIXTURE], ...}
+    REQUEST     the fields of a request that turn drafting on in a server
+    fits()      whether the adapter is for the installed mlx-lm; without it an adapter is used only by name
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from conformance import FIXTURE as PATH
 
-# The model that a command may draft with.
+# The draft model for the commands.
 FIXTURE = str(PATH)
-# The adapters of this folder, in the order in which a tree is asked whether it fits.
+# The adapters of this folder, in the order in which ``find`` tries them.
 SHIPPED = ("series", "backend", "prompt_lookup", "draft_type", "stock")
 CONTRARY = "contrary"
 FUNCTIONS = ("decode", "snapshot", "restore", "can_trim", "trim")
@@ -39,21 +39,21 @@ NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "fits"}
 
 
 class Unusable(Exception):
-    """An adapter that the tree or its own text does not allow to use; the message says why."""
+    """The adapter cannot be used with this tree, or is wrong itself. The message says why."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """What a decode may draft from."""
+    """What ``decode`` may draft from."""
 
     name: str
-    # The prompt, and what plain decoding makes of it.
+    # The prompt, and the answer of plain decoding.
     right: Sequence[int]
 
     def draft_model(self, model: Any) -> Any:
-        """A model that mostly agrees with another one, or never does if the drafts are to be contrary."""
+        """A draft model that mostly agrees with ``model``, or never does if the drafts have to be wrong."""
         make = contrary if self.name == CONTRARY else similar
-        # A model has no hash; it is kept beside its draft model, so that its number stays its own.
+        # A model has no hash, so its id is the key. Keeping the model keeps the id from being used again.
         if (id(model), make) not in _MADE:
             _MADE[id(model), make] = model, make(model)
         return _MADE[id(model), make][1]
@@ -63,7 +63,7 @@ _MADE: dict[tuple[int, Any], tuple[Any, Any]] = {}
 
 
 def similar(model: Any) -> Any:
-    """The same with other weights, a little."""
+    """A copy of a model with slightly different weights."""
     made = deepcopy(model)
     mx.random.seed(1)
     weights = [
@@ -77,7 +77,7 @@ def similar(model: Any) -> Any:
 
 
 def contrary(model: Any) -> Any:
-    """Drafts the token that its model finds least likely."""
+    """A draft model that drafts the token that ``model`` finds least likely."""
     made = deepcopy(model)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> mx.array:
@@ -88,7 +88,7 @@ def contrary(model: Any) -> Any:
 
 
 class Adapter:
-    """A module, by name or file, and what it offers."""
+    """An adapter module and the features that it offers."""
 
     def __init__(self, module: ModuleType, name: str) -> None:
         self.name = name
@@ -148,12 +148,12 @@ class Adapter:
         return function
 
     def functions(self, *names: str) -> list[Callable[..., Any]]:
-        """Some of its functions: a reproduction without the suite has them."""
+        """Some of its functions, to copy into a reproduction that runs without the suite."""
         return [self._function(name) for name in names]
 
 
 def load(name: str) -> Adapter:
-    """An adapter of this folder, or of a file.
+    """Load an adapter of this folder by its name, or from a file.
 
     Raises:
         Unusable: if there is none, or if it needs a name that the tree does not have.
@@ -175,7 +175,7 @@ def load(name: str) -> Adapter:
 
 
 def find() -> Adapter:
-    """The first of this folder that fits the mlx-lm that is installed."""
+    """The first adapter of this folder that fits the installed mlx-lm."""
     for name in SHIPPED:
         try:
             adapter = load(name)

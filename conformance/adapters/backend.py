@@ -1,4 +1,4 @@
-"""prompt_lookup_generate_step(backend=NAME), as a later experiment has it; each name that its type allows is judged."""
+"""prompt_lookup_generate_step(backend=NAME), as in a later experiment. Each name that the type allows is judged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS = {"generate": ["--prompt-lookup-num-tokens", "4"]}
 
 
 def _backends() -> tuple[str, ...]:
-    """What the type of the argument lists, or its default."""
+    """The names in the type of the argument, or else its default."""
     if not fits():
         return ()
     function = generate_module().prompt_lookup_generate_step

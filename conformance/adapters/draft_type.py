@@ -1,4 +1,4 @@
-"""stream_generate(draft_type="ngram-simple" or "ngram-mod"), as the DraftStrategy experiment has it."""
+"""stream_generate(draft_type="ngram-simple" or "ngram-mod"), as in the DraftStrategy experiment."""
 
 from __future__ import annotations
 

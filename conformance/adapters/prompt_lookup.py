@@ -1,4 +1,4 @@
-"""stream_generate(prompt_lookup_num_tokens=N) with snap and restore, as the snapshot experiment has them."""
+"""stream_generate(prompt_lookup_num_tokens=N) with snap and restore, as in the snapshot experiment."""
 
 from __future__ import annotations
 

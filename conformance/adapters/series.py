@@ -1,4 +1,4 @@
-"""mlx-lm with the series of this repository."""
+"""mlx-lm with the patches of this repository."""
 
 from __future__ import annotations
 

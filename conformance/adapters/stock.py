@@ -1,4 +1,4 @@
-"""mlx-lm as it is released: a draft model, trim_prompt_cache, and copies for snapshots, as in its server."""
+"""A stock release of mlx-lm: a draft model, trim_prompt_cache, and copies as snapshots, as its server makes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, 
     from mlx_lm.models.cache import make_prompt_cache
 
     draft_model = drafts.draft_model(model)
-    # It takes the caches of both models in one list.
+    # speculative_generate_step takes the caches of both models in one list.
     both = [*prompt_cache, *make_prompt_cache(draft_model)]
     options |= {"prompt_cache": both, "num_draft_tokens": 3}
     steps = speculative_generate_step(mx.array(prompt), model, draft_model, **options)

@@ -1,4 +1,4 @@
-"""Through stream_generate: what the adapters of the published experiments share."""
+"""Helpers for the adapters of the published experiments, which decode through stream_generate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bit
 
 
 def generate_module() -> Any:
-    """The module: mlx_lm.generate is a function to those who import it from the package."""
+    """The module mlx_lm.generate. An import from the package gives the function of that name."""
     return importlib.import_module("mlx_lm.generate")
 
 

@@ -1,1 +1,1 @@
-"""Each model file runs, drafts, rejects and goes on."""
+"""Each model file decodes with drafts, rejects some, and goes on."""

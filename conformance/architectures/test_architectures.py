@@ -1,4 +1,4 @@
-"""Draft, reject and go on with every architecture.
+"""Every architecture decodes with drafts, rejects some, and goes on.
 
 The prompt is longer than the windows and chunks of the tiny configurations, and drafts are rejected at every depth.
 """
@@ -21,15 +21,15 @@ from conformance.testing.models.architectures import build, runnable
 VOCAB = 64
 PROMPTS = {"short": [5, 9, 3], "past the window": [(7 * i + 3) % VOCAB for i in range(21)]}
 TOKENS = 18
-# A fault of the model file itself, which conformance/expectations names: it shows once the window is full.
+# A fault of the model file itself, which shows once the window is full. conformance/expectations names it.
 BEFORE_THE_WINDOW = {"plamo3": 12}
 pytestmark = pytest.mark.usefixtures("uncompiled")
-# Models with a cache that cannot drop the end of a block: it is restored, and accepted tokens are fed again.
+# Models with a cache that cannot drop the end of a block. It is restored, and accepted tokens are fed again.
 RESTORED = {"deepseek_v41"}
 
 
 def complaints(name: str, where: str) -> list[str]:
-    """What a drafted decode does not share with the plain one; nothing if it is right."""
+    """The differences between a drafted and a plain decode. Empty if it is right."""
     model, prompt = build(name), PROMPTS[where]
     n = BEFORE_THE_WINDOW.get(name, TOKENS) if where == "short" else TOKENS
     task = Task(tuple(prompt), n)
@@ -38,16 +38,16 @@ def complaints(name: str, where: str) -> list[str]:
     got = scripted(model, task, drafter, stats)
 
     def near(distance: float, n_noises: int) -> bool:
-        # To measure all of the noise takes as long as the rest, and most models have none.
+        # Measuring the noise takes as long as the rest, so it is done only for a model that has some.
         return distance == 0 or any(distance <= n_noises * one for one in noises(model, task, right))
 
     checks = {
         "tokens": got.tokens == right.tokens,
         "log probabilities": near(gap(got.rows, right.rows), 8),
-        # Logits of the next turn: their scale is larger.
+        # The logits of the next turn have a larger scale.
         "cache": near(gap(got.after, right.after), 128),
         "depths": set(range(DRAFT)) <= set(drafter.depths),
-        # One for the prompt's last token and one a cycle; another at the end if a snapshot was restored.
+        # One pass for the last token of the prompt, one for each cycle, and one at the end after a restore.
         "forwards": stats.forwards <= n + 1 - stats.accepted + (name in RESTORED),
     }
     return [check for check, holds in checks.items() if not holds]
@@ -55,7 +55,7 @@ def complaints(name: str, where: str) -> list[str]:
 
 @pytest.mark.parametrize(("name", "where"), [(name, where) for name in runnable() for where in PROMPTS])
 def test_parity(name: str, where: str) -> None:
-    """Bit for bit where the rows of a block are those of single steps; within the model's own noise elsewhere."""
+    """Equal bit for bit if the rows of a block equal single steps, and else within the noise of the model."""
     assert complaints(name, where) == []
 
 

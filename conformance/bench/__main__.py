@@ -1,10 +1,10 @@
-"""Measure, and write every number, table and picture of docs/benchmarks.md: scripts/bench.sh
+"""Make every number, table and picture of docs/benchmarks.md: scripts/bench.sh
 
-scripts/bench.sh                                    # all of it, at most 90 minutes on two cores
-scripts/bench.sh --quick                            # at most 3 minutes: everything still works; judges no time
-scripts/bench.sh --model mlx-community/Qwen3-4B-4bit    # another model, beside the results that are there
-scripts/bench.sh --merge FILE ...                   # results of other machines into the same tables
-scripts/bench.sh --check                            # are the tables those of the results?
+scripts/bench.sh                                    # everything, at most 90 minutes on two cores
+scripts/bench.sh --quick                            # at most 3 minutes: shows that it works, checks no times
+scripts/bench.sh --model mlx-community/Qwen3-4B-4bit    # measure another model, keep the results of others
+scripts/bench.sh --merge FILE ...                   # add results of other machines to the tables
+scripts/bench.sh --check                            # fail if a table differs from the results
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OUT = (ROOT / "docs" / "benchmarks").resolve()
 
 
 def fixture_stages(plan: Plan, progress: Progress) -> dict[str, Stage]:
-    """Everything, with the model of this repository."""
+    """All stages, with the model of this repository."""
     subject, small = models.larger(plan.hidden), models.shipped()
     return {
         "workloads": lambda: stages.workloads(subject, plan, progress),
@@ -51,7 +51,7 @@ def fixture_stages(plan: Plan, progress: Progress) -> dict[str, Stage]:
 
 
 def blocks(subject: Subject, plan: Plan, progress: Progress) -> Iterable[Row]:
-    """At all contexts in bf16, and at the first one in the other types."""
+    """Blocks at all context lengths in bf16, and at the first length in the other types."""
     yield from scale.blocks(subject, plan, progress)
     for weights in ("fp16", "fp32"):
         one = replace(plan, model_contexts=plan.model_contexts[:1])
@@ -59,7 +59,7 @@ def blocks(subject: Subject, plan: Plan, progress: Progress) -> Iterable[Row]:
 
 
 def other_stages(subject: Subject, plan: Plan, progress: Progress) -> dict[str, Stage]:
-    """What another model can be asked."""
+    """The stages for another model."""
     return {
         "workloads": lambda: stages.workloads(subject, plan, progress),
         "memory": lambda: stages.memory(subject, plan, progress),
@@ -73,7 +73,7 @@ def other_stages(subject: Subject, plan: Plan, progress: Progress) -> dict[str, 
 
 
 def measure(run: Run, todo: dict[str, Stage], out: Path, before: list[Run], progress: Progress) -> list[Run]:
-    """Run the stages, and save after each, so that what was measured outlives an interruption."""
+    """Run the stages. The results are saved after each stage, so that an interruption loses only one."""
     runs = before
     for name, stage in todo.items():
         progress(f"--- {name}")
@@ -86,7 +86,7 @@ def measure(run: Run, todo: dict[str, Stage], out: Path, before: list[Run], prog
 
 def render(runs: list[Run], out: Path, documents: list[Path], progress: Progress) -> None:
     report.write(documents, runs)
-    # Of scripts/report.sh, on other machines.
+    # The reports of scripts/report.sh, also of other machines.
     reports = out / "reports.json"
     (out / "index.html").write_text(page(runs, json.loads(reports.read_text()) if reports.exists() else []))
     try:
@@ -106,12 +106,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--model", help="another model: a directory or a Hugging Face repo")
     parser.add_argument("--draft-model", help="a draft model for --model")
     parser.add_argument("--draft-margin", default=0.0, help="for --model: a number or 'auto', see docs/exactness.md")
-    parser.add_argument("--stages", nargs="+", metavar="NAME", help="only these of the stages")
-    parser.add_argument("--repeats", type=int, help="repetitions of each run; a full run has five")
-    parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="FILE", help="results.json of other runs")
-    parser.add_argument("--render", action="store_true", help="measure nothing, write tables and pictures again")
-    parser.add_argument("--check", action="store_true", help="fail if a table is not that of the results")
-    parser.add_argument("--out", type=Path, default=OUT, help="where results.json is, and a copy of the tables")
+    parser.add_argument("--stages", nargs="+", metavar="NAME", help="run only these stages")
+    parser.add_argument("--repeats", type=int, help="repetitions of each run (default: 5 in a full run)")
+    parser.add_argument(
+        "--merge", nargs="+", type=Path, default=[], metavar="FILE", help="add the results.json of other runs"
+    )
+    parser.add_argument("--render", action="store_true", help="measure nothing; write the tables and pictures again")
+    parser.add_argument("--check", action="store_true", help="fail if a table differs from the results")
+    parser.add_argument("--out", type=Path, default=OUT, help="the folder of results.json and a copy of the tables")
     args = parser.parse_args()
     if args.repeats is not None and args.repeats < LEAST_REPEATS:
         parser.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
@@ -146,7 +148,7 @@ def main() -> int:
         out = Path(tempfile.mkdtemp(prefix="bench-"))
     out.mkdir(parents=True, exist_ok=True)
     if out.resolve() != OUT:
-        # Results that are elsewhere have their tables there too.
+        # Results in another folder have their tables there too.
         documents = copies(documents, out)
     runs = results.load(out / "results.json")
     for path in args.merge:

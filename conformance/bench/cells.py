@@ -1,9 +1,9 @@
-"""One cell: a task decoded plain and with some strategies, side by side.
+"""Measure one cell: a task, decoded plain and with some strategies side by side.
 
-A repetition is a plain run and one with each strategy, which take turns of ten tokens, so that a slow second of the
-machine is one of them all; the ratio of a plain run to the drafted one beside it is a measurement. The prompt is
-processed before, once, and every run starts from a copy of its cache. The clock of a run runs in its turns, from the
-last token of the prompt to the last token of the answer.
+A repetition has a plain run and a run with each strategy. They take turns of ten tokens, so a slow second of the
+machine slows all of them. One measurement is the ratio of a plain run to the drafted run beside it. The prompt is
+processed once before, and every run starts from a copy of its cache. The clock of a run counts only its own turns, from
+the last token of the prompt to the last token of the answer.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from conformance.bench.strategies import Recorded, Strategy
 from conformance.bench.tasks import Dictated, Task
 
 Row = dict[str, Any]
-# Tokens a turn: far less than a run, and enough that what a turn begins and ends with is little of it.
+# Tokens in a turn: far fewer than in a run, but enough that the start and the end of a turn cost little of it.
 TURN = 10
 
 
 @dataclass
-class Run:
+class TimedRun:
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     # From the last token of the prompt to the first of the answer.
     first: float = 0.0
     stats: DraftStats | None = None
-    # Of the drafts that were fed: how many tokens were accepted, and how many drafted.
+    # (accepted, drafted) for each draft that was fed.
     recorded: list[tuple[int, int]] = field(default_factory=list)
-    # What the strategy took for the prompt.
+    # The time that the strategy spent on the prompt.
     index: float = 0.0
 
     @property
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass
 class Ready:
-    """A prompt that was processed, and how to decode from there."""
+    """A processed prompt, and how to decode from there."""
 
     subject: Subject
     model: Any
@@ -61,19 +61,19 @@ class Ready:
     samples: limit.Samples = field(default_factory=dict)
 
     def time_blocks(self, repeats: int) -> None:
-        """Add to the times of blocks, before the runs and after them."""
+        """Time blocks, and add to the times that are there. Called before and after the runs."""
         for length, values in limit.block_samples(self.model, self.cache, self.lengths, repeats).items():
             self.samples.setdefault(length, []).extend(values)
 
     def plain(self) -> Decoding:
-        return Decoding(self, generate_step, Run())
+        return Decoding(self, generate_step, TimedRun())
 
     def drafted(self, strategy: Strategy, record: bool = False) -> Decoding:
         start = time.perf_counter()
         drafter = strategy.make(self.prompt[:-2])
         index = time.perf_counter() - start
         drafter = Recorded(drafter) if record else drafter
-        run = Run(stats=DraftStats(), recorded=drafter.blocks if record else [], index=index)
+        run = TimedRun(stats=DraftStats(), recorded=drafter.blocks if record else [], index=index)
         return Decoding(
             self,
             speculative_generate_step,
@@ -88,21 +88,21 @@ class Ready:
 
 
 class Decoding:
-    """A run under way."""
+    """A run that is in progress."""
 
-    def __init__(self, ready: Ready, step: Any, run: Run, **options: Any) -> None:
+    def __init__(self, ready: Ready, step: Any, run: TimedRun, **options: Any) -> None:
         self.run, self.eos, self.most = run, ready.subject.eos, ready.max_tokens
         options |= {"prompt_cache": copied(ready.cache), "prompt_progress_callback": self._progress}
         self.steps = step(mx.array(ready.prompt[-2:]), ready.model, max_tokens=self.most, **options)
         self.ended = False
 
     def _progress(self, done: int, total: int) -> None:
-        # The token before the last is fed on its own: from it the loop learns the size of the vocabulary.
+        # The loop feeds the token before the last one alone, to learn the size of the vocabulary.
         if done == total - 1:
             self._start = time.perf_counter()
 
     def turn(self) -> None:
-        """Decode some tokens, and what was begun beyond them unless they are the last ones."""
+        """Decode the tokens of one turn, and finish the step that was begun after them, unless they are the last."""
         run, self._start, until = self.run, time.perf_counter(), len(self.run.tokens) + TURN
         while len(run.tokens) < until and not self.ended:
             token, *_ = next(self.steps)
@@ -110,15 +110,15 @@ class Decoding:
             run.first = run.first or end - self._start
             run.tokens.append(token)
             self.ended = token in self.eos or len(run.tokens) == self.most
-        # Plain decoding has its next step under way, which would run in the turn of another.
+        # Plain decoding has started its next step. Without this it would run in another run's turn.
         mx.synchronize(generation_stream)
         run.seconds += (end if self.ended else time.perf_counter()) - self._start
 
 
-def in_turns(decodings: Sequence[Decoding]) -> list[Run]:
-    """Decode all of them to the end, a turn each at a time."""
+def in_turns(decodings: Sequence[Decoding]) -> list[TimedRun]:
+    """Decode all of them to the end, one turn after the other."""
     with ExitStack() as stack:
-        # While it decodes, plain decoding holds mlx's default stream: the first to take it is the last to give it back.
+        # Plain decoding changes mlx's default stream until it ends. The first to change it must restore it last.
         for decoding in decodings:
             stack.enter_context(closing(decoding.steps))
         while not all(decoding.ended for decoding in decodings):
@@ -139,7 +139,7 @@ def measure(subject: Subject, task: Task, strategies: Sequence[Strategy], plan: 
     """A row for each strategy."""
     ready = prepare(subject, task, plan)
     repeats = plan.repeats * (plan.fine_factor if task.workload in plan.fine else 1)
-    # Nothing is timed the first time; this is also where the blocks are recorded.
+    # The first round warms up, and records the blocks.
     _, *traces = in_turns([ready.plain(), *(ready.drafted(strategy, record=True) for strategy in strategies)])
     ready.time_blocks(plan.repeats // 2)
     runs = [in_turns([ready.plain(), *map(ready.drafted, strategies)]) for _ in range(repeats)]
@@ -155,14 +155,14 @@ def measure(subject: Subject, task: Task, strategies: Sequence[Strategy], plan: 
         )
 
 
-def parity(plain: Sequence[Run], drafted: Sequence[Run]) -> bool:
-    """The same tokens in all runs, at least three of each kind."""
+def parity(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> bool:
+    """Whether all runs have the same tokens. Needs at least three runs of each kind."""
     runs = [run.tokens for run in (*plain, *drafted)]
     return min(len(plain), len(drafted)) >= LEAST_REPEATS and all(tokens == runs[0] for tokens in runs)
 
 
-def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], trace: Run) -> Row:
-    """What was measured, but for the ideal, which takes the costs of all prompts. Without parity there is no speed."""
+def row(ready: Ready, plain: Sequence[TimedRun], drafted: Sequence[TimedRun], trace: TimedRun) -> Row:
+    """The row of a cell, without the ideal speed, which needs the costs of all prompts. No parity means no speed."""
     stats, recorded = trace.stats, trace.recorded
     assert stats is not None
     equal = parity(plain, drafted)
@@ -199,8 +199,8 @@ def row(ready: Ready, plain: Sequence[Run], drafted: Sequence[Run], trace: Run) 
     return result | speeds
 
 
-def first_token(ready: Ready, runs: Sequence[Run]) -> float | None:
-    """Seconds to the first token: the prompt, its index and the first step; None where the prompt was not timed."""
+def first_token(ready: Ready, runs: Sequence[TimedRun]) -> float | None:
+    """Seconds to the first token: the prompt, its index and the first step. None if the prompt was not timed."""
     if ready.prefill is None:
         return None
     return ready.prefill + statistics.median(run.index + run.first for run in runs)

@@ -1,6 +1,6 @@
-"""The first drafted response with a model, for which nothing is known of the device, and the one after it.
+"""Measure the first drafted response with a model, before any cost of the device is known, and the second one.
 
-Both decode the same prompt, each in turns with a plain run beside it.
+Both decode the same prompt. Each takes turns with a plain run.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
 
 
 def pair(ready: Ready, strategy: Strategy) -> tuple[float, float]:
-    """The speeds of a response for which the costs are not known, and of the next one."""
-    # What responses learn of a model is kept with it.
+    """The speed of the first response, while the costs are unknown, and the speed of the second."""
+    # The costs that responses learn are stored by model.
     vars(ready.subject.model).pop("_block_costs", None)
     return speed(ready, strategy), speed(ready, strategy)
 

@@ -1,4 +1,4 @@
-"""What blocks cost where they are fed, and the ideal: the most that a run can gain with its drafts."""
+"""Measure the costs of blocks in the place where they are fed, and work out the most that a run can gain."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from conformance.bench.models import Cache, copied
 
 Costs = dict[int, float]
 Samples = dict[int, list[float]]
-# How many steps of plain decoding are timed at a time.
+# The number of plain decoding steps in one timing.
 STEPS = 10
 
 
 def block_samples(model: Any, cache: Cache, lengths: Sequence[int], repeats: int) -> Samples:
-    """The seconds of blocks of each length after what the cache holds, the lengths in turns."""
+    """The seconds of blocks of each length, fed after the content of a cache. The lengths take turns."""
     samples: Samples = {length: [] for length in lengths}
     cache = copied(cache)
     trimmed = can_trim_prompt_cache(cache)
-    # The first round makes room in the cache.
+    # The first round grows the cache.
     for repeat in range(repeats + 1):
         for length in lengths:
             used = cache if trimmed else copied(cache)
@@ -42,7 +42,7 @@ def block_samples(model: Any, cache: Cache, lengths: Sequence[int], repeats: int
 
 
 def plain_step(model: Any, cache: Cache, repeats: int) -> float:
-    """What a step of plain decoding costs in forward passes of one token: while it runs, the next one is prepared."""
+    """The cost of a plain decoding step, in forward passes of one token. Its preparation overlaps the step before."""
     steps = generate_step(mx.array([1, 2]), model, max_tokens=-1, prompt_cache=copied(cache))
     waited, ratios = copied(cache), []
     with closing(steps):
@@ -67,7 +67,7 @@ def relative(samples: Samples) -> Costs:
 
 
 def cost(costs: Mapping[int, float], length: int) -> float:
-    """Linear between the lengths that were measured, and on from the last two."""
+    """The cost of a block: linear between the measured lengths, and extended from the last two."""
     if length in costs:
         return costs[length]
     known = sorted(costs)
@@ -77,12 +77,12 @@ def cost(costs: Mapping[int, float], length: int) -> float:
 
 
 def ideal(blocks: Mapping[int, int], tokens: float, costs: Mapping[int, float]) -> float:
-    """The speed of a run whose only cost is its blocks: tokens a forward over what these blocks cost on average."""
+    """The speed of a run if only blocks cost time: tokens of a forward pass divided by the mean cost of a block."""
     return tokens / sum(count * cost(costs, length) for length, count in blocks.items())
 
 
 def pooled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with the ideal of the median costs on their model and in contexts as long: one prompt's are noisy."""
+    """Add the ideal speed to rows, from the median costs of like rows: the costs of one prompt are noisy."""
     samples: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, float]]] = {}
     for row in rows:
         prompt = row["task"], row["answer"], row["turn"]
@@ -99,19 +99,19 @@ def pooled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def alike(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the cost of a block depends on."""
+    """The labels that the cost of a block depends on."""
     return tuple(row[name] for name in ("device", "model", "weights", "kv", "size"))
 
 
 def block_lengths(recorded: Sequence[tuple[int, int]], forwards: int) -> Counter[int]:
-    """How many blocks of each length a run fed: one token and the draft."""
+    """How many blocks of each length a run fed. A block is one token and the draft."""
     lengths = Counter(1 + drafted for _, drafted in recorded)
     lengths[1] += forwards - len(recorded)
     return lengths
 
 
 def by_position(recorded: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each place in a draft, how many tokens were accepted there, and how many were drafted."""
+    """(accepted, drafted) tokens for each place in a draft."""
     longest = max((drafted for _, drafted in recorded), default=0)
     return [
         (sum(accepted > i for accepted, _ in recorded), sum(drafted > i for _, drafted in recorded))

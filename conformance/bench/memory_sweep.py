@@ -1,11 +1,11 @@
-"""What the size of an ngram-mod table costs: drafts that were forgotten and drafts that were mixed up.
+"""Measure what a small ngram-mod table costs: it forgets some drafts, and mixes up others.
 
 python -m conformance.bench.memory_sweep                    # 10 and 100 prompts, about a minute
 python -m conformance.bench.memory_sweep --prompts 1000
 
-No model: the answer of each conversation is known, so a draft is compared with it. One table serves all conversations,
-one after the other, as in a server. It is compared with one that forgets nothing, and with ngram-mod as it was
-published: one place for an n-gram, and nothing that tells n-grams apart.
+It needs no model: the answer of each conversation is known, and a draft is compared with it. One table serves all
+conversations in turn, as in a server. It is compared with a table that forgets nothing, and with ngram-mod as
+published: there each n-gram has one place, and two n-grams can share it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from conformance.testing.texts.recorded_streams import CHARS_PER_TOKEN, VOCAB, R
 from conformance.testing.texts.workloads import KINDS, Corpus, draw
 
 SIZES = [2**bits for bits in (12, 14, 15, 16, 17, 18, 20, 22)]
-# Prompts are as long as this, in tokens, and answers no longer than the last.
+# The lengths of prompts, in tokens. No answer is longer than the last.
 SHORTEST, LONGEST, LONGEST_ANSWER = 1000, 2000, 1200
 N_DRAFT = 6
 
 
 class Exact(NgramModTable):  # type: ignore[misc]
-    """Forgets nothing, mixes nothing up."""
+    """A table that forgets nothing and mixes nothing up."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,7 +39,7 @@ class Exact(NgramModTable):  # type: ignore[misc]
         return key
 
     def rolled(self, key: int, token: int, first: int) -> int:
-        """The hash after a token came and the first one went."""
+        """The hash after one token is added and the first one is removed."""
         return int((key + token + first * self._drop) * HASH_MULTIPLIER & HASH_MASK)
 
     def _learn(self, tokens: Sequence[int], start: int, stop: int, key: int) -> None:
@@ -59,7 +59,7 @@ class Exact(NgramModTable):  # type: ignore[misc]
 
 
 class Published(Exact):
-    """One place for an n-gram and nothing that tells n-grams apart."""
+    """A table with one place for an n-gram. It does not tell n-grams in the same place apart."""
 
     def place(self, key: int) -> int:
         return key % int(self.size)
@@ -71,7 +71,7 @@ def requests(count: int, seed: int) -> list[Request]:
     found: list[Request] = []
     while len(found) < count:
         kind = rng.choice(KINDS)
-        # Half of a code or prose conversation is its prompt's, and a chat's text stands there several times.
+        # The prompt is half of a code or prose conversation. A chat repeats its text several times.
         scale = {"code": 3.0, "prose": 3.0, "chat": 0.8}.get(kind, 1.0)
         chars = CHARS_PER_TOKEN * scale * rng.uniform(SHORTEST, LONGEST)
         for request in list(conversation(draw(rng, corpus, kind, int(chars)), bpe()))[-1:]:
@@ -92,7 +92,7 @@ class Count:
 
 
 def run(asked: Sequence[Request], table: Any) -> Count:
-    """Every draft is fed, right or wrong."""
+    """Count accepted tokens and forward passes. Every draft is fed, right or wrong."""
     count = Count()
     for request in asked:
         strategy = NgramModStrategy(table, VOCAB)

@@ -1,4 +1,4 @@
-"""The models that are measured: the fixture, the fixture made larger or shorter, or any other."""
+"""The models to measure: the fixture, a wider or shorter form of it, or any other model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conformance import FIXTURE
 from conformance.bench.speed import widened
 
 DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
-# A longer prompt of the widened fixture is processed by the fixture itself, whose cache is the same bit for bit.
+# The fixture itself processes a longer prompt of the widened one. Its cache is the same bit for bit.
 LONG_PROMPT = 1024
 CHUNK = 512
 
@@ -36,7 +36,7 @@ class Subject:
     weights: str
     model: Any
     tokenizer: Any
-    # A model that fills the same cache sooner.
+    # A faster model that fills the cache with the same values.
     twin: Any = None
     drafts: dict[str, Any] = field(default_factory=dict)
     fixture: bool = True
@@ -49,7 +49,7 @@ class Subject:
 
     @property
     def costs(self) -> LearnedCosts:
-        """What blocks cost, as the planner believes: all runs learn it together, also where the model is wrapped."""
+        """The costs of blocks that the planner uses. All runs share them, also if they wrap the model."""
         return block_costs(self.model)
 
     @property
@@ -65,7 +65,7 @@ class Subject:
         return ids
 
     def prefilled(self, tokens: list[int]) -> tuple[Cache, float | None]:
-        """A cache that holds the tokens, and the seconds that took, or None where it was had in a shorter way."""
+        """A cache that holds the tokens, and the seconds to fill it. None if a faster way filled it."""
         last, cache = self._last or ([], [])
         shared = next((i for i, (a, b) in enumerate(zip(last, tokens, strict=False)) if a != b), None)
         shared = min(len(last), len(tokens)) if shared is None else shared
@@ -91,7 +91,7 @@ def fill(model: Any, tokens: list[int], cache: Cache) -> None:
 
 
 def copied(cache: Cache) -> Cache:
-    """A cache of its own: a run writes into it, and the next one starts from the same."""
+    """A copy of a cache, so that a run does not change the cache of the next one."""
     copy = deepcopy(cache)
     mx.eval([c.state for c in copy])
     return copy
@@ -118,7 +118,7 @@ def shipped(weights: str = "bf16") -> Subject:
 
 
 def larger(hidden: int, weights: str = "bf16") -> Subject:
-    """The fixture with a wider MLP, which computes the same bit for bit; the fixture itself can draft for it."""
+    """The fixture with a wider MLP. It computes the same bit for bit, so the fixture can draft for it."""
     model, tokenizer = widened(hidden, DTYPES[weights])
     twin, _ = narrow(weights)
     count = sum(value.size for _, value in tree_flatten(model.parameters())) / 1e6
@@ -134,7 +134,7 @@ def other(name: str, draft: str | None, margin: float | str) -> Subject:
 
 
 def weights_of(model: Any) -> str:
-    """How the weights are stored: bits of quantized ones, or the commonest type."""
+    """How the weights are stored: the bits of quantized weights, or else the most frequent type."""
     bits = {part.bits for _, part in model.named_modules() if hasattr(part, "bits")}
     if bits:
         return "+".join(f"{n}-bit" for n in sorted(bits))
@@ -144,7 +144,7 @@ def weights_of(model: Any) -> str:
 
 
 def save(model: Any, folder: Path) -> Path:
-    """Write a form of the fixture as a model directory, which other libraries load too."""
+    """Write a form of the fixture as a model directory that other libraries can load too."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(FIXTURE / name, folder)

@@ -1,7 +1,7 @@
-"""What the loop takes outside the model, by part, in microseconds a forward pass.
+"""Measure the time of the loop outside the model, by part, in microseconds for each forward pass.
 
-The model is evaluated within its call here, so that its time can be taken out; plain decoding is taken apart in the
-same way, and what it spends on the choice of a token and on its own loop stands beside.
+Here each call of the model evaluates its result, so that its time can be subtracted. Plain decoding is measured in the
+same way: its own loop and its choice of tokens are the numbers to compare with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOWN = ("code-edit", "json_rag", "agent")
 
 
 class Clock:
-    """Exclusive times: while an inner part runs, the outer one stands still."""
+    """Measures exclusive times: while an inner part runs, the clock of the outer part stops."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -67,7 +67,7 @@ class TimedModel:
             mx.eval(logits, [c.state for c in cache])
         self.forwards += 1
         if self.forwards == 0:
-            # The token before the last one of the prompt: a run starts after it.
+            # This is the token before the last one of the prompt. A run starts after it.
             self.clock.seconds.clear()
         return logits
 
@@ -83,7 +83,7 @@ class TimedStrategy:
 
 
 def parts(ready: Ready, strategy: strategies.Strategy | None) -> dict[str, float]:
-    """Microseconds a forward pass, by part. What is left over is the loop and the choice of the tokens."""
+    """Microseconds for each forward pass, by part. The rest is the loop and the choice of the tokens."""
     clock, model = Clock(), ready.model
     timed = TimedModel(model, clock)
     with ExitStack() as stack:
@@ -108,7 +108,7 @@ def parts(ready: Ready, strategy: strategies.Strategy | None) -> dict[str, float
 
 
 def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """The median run of several, plain and with each of the lookups."""
+    """The median of several runs, plain and with each lookup strategy."""
     for workload in SHOWN[: 1 if plan.quick else None]:
         ready = prepare(subject, single(workload, 0), plan)
         chosen = [None, *strategies.main_ones(subject)[: len(strategies.LOOKUPS)]]

@@ -1,4 +1,4 @@
-"""Stock mlx-lm's decoding with a draft model. Runs in an environment of its own: python peer_mlx.py JOB"""
+"""Time stock mlx-lm with a draft model, in its own environment: python peer_mlx.py JOB"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 
 
 class Counted:
-    """A model that counts its forward passes and what it is fed."""
+    """A model that counts its forward passes and the tokens that it is fed."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.layers = model, model.layers
@@ -31,7 +31,7 @@ class Counted:
 
 
 def run(job: dict[str, Any], prompt: list[int], model: Any, draft: Any) -> dict[str, Any]:
-    """Decode; the clock starts when the tokens of the first block are there, and only later ones are counted."""
+    """Decode. The clock starts after the tokens of the first block, and only later tokens count."""
     counted = Counted(model)
     if draft is None:
         steps = generate_step(mx.array(prompt), counted, max_tokens=job["tokens"])

@@ -1,4 +1,4 @@
-"""Transformers' prompt lookup on PyTorch. Runs in an environment of its own: python peer_torch.py JOB"""
+"""Time the prompt lookup of transformers on PyTorch, in its own environment: python peer_torch.py JOB"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 
 class Puts(BaseStreamer):  # type: ignore[misc]
-    """Notes when tokens come, and how many."""
+    """Records when tokens come, and how many."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, int]] = []
@@ -28,7 +28,7 @@ class Puts(BaseStreamer):  # type: ignore[misc]
 
 
 def run(job: dict[str, Any], model: Any, prompt: list[int], options: dict[str, Any]) -> dict[str, Any]:
-    """Decode; the clock starts when the tokens of the first block are there, and only later ones are counted."""
+    """Decode. The clock starts after the tokens of the first block, and only later tokens count."""
     puts = Puts()
     fed: list[int] = []
 
@@ -49,7 +49,7 @@ def run(job: dict[str, Any], model: Any, prompt: list[int], options: dict[str, A
         )
     hook.remove()
     tokens = text[0, len(prompt) :].tolist()
-    # The prompt is put first, then the tokens of each block.
+    # The streamer gets the prompt first, then the tokens of each block.
     (start, first), (end, _) = puts.seen[1], puts.seen[-1]
     counts = {"timed": len(tokens) - first, "forwards": len(fed) - 1, "fed": sum(fed[1:])}
     return {"tokens": tokens, "seconds": end - start} | counts
@@ -60,7 +60,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype="auto").eval()
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     for workload, prompt in job["prompts"].items():
-        # The first run of each kind is not counted.
+        # The first run of each kind does not count.
         run(job, model, prompt, {})
         run(job, model, prompt, job["options"])
         plain, drafted = [run(job, model, prompt, {})], []

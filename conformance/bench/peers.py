@@ -1,6 +1,6 @@
-"""Others that draft, on the same weights and prompts, each in an environment of its own.
+"""Measure other implementations of drafting on the same weights and prompts, each in its own environment.
 
-Each is a ratio to its own plain decoding. A peer that cannot be installed, or that fails, is a row that says so.
+The speed of a peer is a ratio to its own plain decoding. If a peer cannot be installed or fails, its row says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INSTALL_SECONDS, RUN_SECONDS = 1200, 1800
 
 @dataclass(frozen=True)
 class Peer:
-    """What to install, the script to run there, and what it is told."""
+    """The packages to install, the script to run, and its options."""
 
     name: str
     folder: str
@@ -62,11 +62,11 @@ PEERS = (
 
 
 class MissingError(Exception):
-    """Why a peer has no numbers, in words for a table."""
+    """A peer has no numbers. The message is the reason, for a table."""
 
 
 def installed(peer: Peer) -> Path:
-    """The Python of the peer's environment, which is made once."""
+    """The Python of the environment of a peer. The environment is made once."""
     folder = FOLDER / peer.folder
     python, stamp = folder / "bin" / "python", folder / "installed.json"
     if stamp.exists() and json.loads(stamp.read_text()) == list(peer.packages):
@@ -85,11 +85,11 @@ def installed(peer: Peer) -> Path:
 
 
 def asked(python: Path, script: str, job: dict[str, Any]) -> Iterator[Row]:
-    """What the script in the other environment prints: a line of JSON for each prompt."""
+    """Run a script in another environment. Yields its output: a line of JSON for each prompt."""
     path = FOLDER / "job.json"
     path.write_text(json.dumps(job))
     command = [str(python), str(Path(__file__).with_name(script)), str(path)]
-    # Nothing of this environment is to be found there.
+    # The other environment must not find packages of this one.
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | {"HF_HUB_OFFLINE": "1"}
     with open(FOLDER / "stderr.txt", "w+") as stderr:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env) as process:
@@ -141,11 +141,11 @@ def compared(
 
 
 def finished(answer: Row, peer: str, options: str) -> Row:
-    """The ratios of pairs, if all runs gave the same tokens."""
+    """Turn an answer into a row. It has the ratios of pairs if all runs gave the same tokens."""
     plain, drafted = answer["plain"], answer["drafted"]
     tokens = [run["tokens"] for run in (*plain, *drafted)]
     equal = min(len(plain), len(drafted)) >= LEAST_REPEATS and all(each == tokens[0] for each in tokens)
-    # A drafted run stands between two plain ones. A short answer may be there with the first block.
+    # Each drafted run lies between two plain ones. The first block may already hold all of a short answer.
     slow = [run["seconds"] / run["timed"] if run["timed"] else None for run in plain]
     fast = [run["seconds"] / run["timed"] if run["timed"] else None for run in drafted]
     ratios = [(a + b) / 2 / c for a, b, c in zip(slow, slow[1:], fast, strict=False) if a and b and c]

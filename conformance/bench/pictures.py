@@ -1,4 +1,4 @@
-"""The pictures, PNG and SVG: made from the results, with what is missing left out."""
+"""Draw the pictures, as PNG and SVG, from the results. A picture leaves out results that are missing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 from conformance.bench.cells import Row
 from conformance.bench.results import Run, chosen, different, mean, rows, values
 
-# The same bytes from the same results.
+# The same results give the same bytes.
 plt.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 10, "axes.grid": True, "grid.alpha": 0.3}
 plt.rcParams |= {"axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False}
 MARKERS = "osD^vPX*"
 
 
 def main_model(runs: Sequence[Run]) -> list[Row]:
-    """The cells of the first run's model."""
+    """The cells of the model of the first run."""
     return rows(runs[:1], "workloads")
 
 
@@ -69,7 +69,7 @@ def subtitle(found: Sequence[Row]) -> str:
 
 
 def acceptance(runs: Sequence[Run]) -> Figure:
-    """A point for each cell: what is accepted is not what decides, what it cost is."""
+    """A point for each cell. It shows that the share of accepted tokens alone does not decide the speed."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     found = [row for row in main_model(runs) if row["speed"] is not None and row["acceptance"] is not None]
     for marker, (strategy,) in zip(MARKERS, different(found, "strategy"), strict=False):
@@ -98,7 +98,7 @@ def block_cost(runs: Sequence[Run]) -> Figure:
 
 
 def position(runs: Sequence[Run]) -> Figure:
-    """How often a draft is still right at each place."""
+    """The share of drafted tokens that are accepted at each place of a draft."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     found = main_model(runs)
     for marker, (strategy,) in zip(MARKERS, different(found, "strategy"), strict=False):
@@ -125,7 +125,7 @@ PICTURES = {"speed-up": speed_up, "acceptance": acceptance, "block-cost": block_
 
 
 def draw(runs: Sequence[Run], folder: Path) -> Iterator[Path]:
-    """Write all pictures; without a run there are none."""
+    """Write all pictures. Without a run there are none."""
     for name, make in PICTURES.items() if runs else ():
         figure = make(runs)
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):

@@ -1,4 +1,4 @@
-"""How much is measured: the sizes of a full run and of a quick one."""
+"""How much to measure: the sizes of a full run and of a quick run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import time
 from dataclasses import dataclass
 
 SEED = "bench 1"
-# Parity and the spread want this many runs of either kind; a quick run only checks that all works.
+# Parity and the spread need this many runs of either kind. A quick run only checks that the benchmark works.
 LEAST_REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run measures, and how often."""
+    """How much one run measures, and how often."""
 
     quick: bool = False
     repeats: int = 5
-    # Where nothing is gained, what is asked is a difference of hundredths: so many times as many repetitions.
+    # Without a gain the differences are hundredths, so these tasks get this many times as many repetitions.
     fine: tuple[str, ...] = ("prose",)
     fine_factor: int = 3
     tokens: int = 80
     prompts: int = 2
-    # The kinds of request that a single prompt is drawn for; None for all there are.
+    # The kinds of request with a single prompt. None means all.
     workloads: tuple[str, ...] | None = None
     # Neurons in each MLP of the widened fixture: 24 M parameters.
     hidden: int = 15_360
@@ -32,7 +32,7 @@ class Plan:
     drafter_contexts: tuple[int, ...] = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
     draft_lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
     mod_lengths: tuple[int, ...] = (4, 5, 6, 7, 8)
-    # The workloads that the options are swept over.
+    # The workloads for the sweep of the options.
     swept: tuple[str, ...] = ("echo", "json_rag", "prose", "ambiguous")
     rates: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     clients: tuple[int, ...] = (1, 2, 4, 8)
@@ -60,7 +60,7 @@ QUICK = Plan(
 
 
 class Progress:
-    """One line for each thing that is done, with the time since the start."""
+    """Prints a line for each finished step, with the time since the start."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()

@@ -1,4 +1,4 @@
-"""The file of results: runs with their labels, merged with those of other machines."""
+"""Read, write and merge the file of results: runs with their labels, also of other machines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from conformance.bench.plan import Plan
 from conformance.testing.device import device
 
 Run = dict[str, Any]
-# The stages that compare drafted with plain decoding, prompt by prompt.
+# The stages that compare drafted with plain decoding on each prompt.
 CELLS = ("workloads", "types", "sweep", "memory")
 PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")
 
 
 def meta(plan: Plan, model: str) -> dict[str, Any]:
-    """What every row of a run shares."""
+    """The labels that all rows of a run share."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -47,7 +47,7 @@ def key(run: Run) -> tuple[str, str]:
 
 
 def merged(runs: Iterable[Run], more: Iterable[Run]) -> list[Run]:
-    """A run replaces an earlier one of the same model on the same device, stage by stage."""
+    """Merge runs. Each stage replaces the same stage of an earlier run of the same model on the same device."""
     found = {key(run): run for run in runs}
     for run in more:
         found[key(run)] = found.get(key(run), {}) | run
@@ -69,15 +69,15 @@ def chosen(rows: Iterable[Row], **labels: Any) -> list[Row]:
 
 
 def values(rows: Iterable[Row], name: str) -> list[float]:
-    """What was measured; a cell without parity has no speed."""
+    """The measured values. A cell without parity has no speed."""
     return [row[name] for row in rows if row.get(name) is not None]
 
 
 def mean(found: Sequence[float]) -> float | None:
-    """Geometric, as ratios want it."""
+    """The geometric mean, as the values are ratios."""
     return math.exp(statistics.fmean(math.log(value) for value in found)) if found else None
 
 
 def different(rows: Iterable[Row], *names: str) -> list[tuple[Any, ...]]:
-    """The labels that occur, in order."""
+    """The combinations of labels that occur, in order."""
     return list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))

@@ -1,7 +1,7 @@
-"""Hybrid, recurrent and sliding-window models: what an exact trim gains over restoring and feeding again.
+"""Measure what an exact rollback gains on hybrid, recurrent and sliding-window models.
 
-The weights are random, so the drafts are scripted: each token is the right one with a given frequency. The rivals
-restore a snapshot after a rejection and feed the accepted tokens again, with the next block or in a pass of their own.
+The weights are random, so the drafts are scripted: each token is right with a given frequency. The other ways restore a
+snapshot after a rejection and feed the accepted tokens again, with the next block or in a separate pass.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import mlx.core as mx
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import generate_step, speculative_generate_step
 
-from conformance.bench.cells import Row, parity
-from conformance.bench.cells import Run as Decode
+from conformance.bench.cells import Row, TimedRun, parity
 from conformance.bench.models import DTYPES, fill
 from conformance.bench.plan import Plan, Progress
 from conformance.testing.models.architectures import CONFIGS, build, make_cache
 
-# The tiny models of the suite with wide layers, so that a forward pass costs what it does in one of millions.
+# The tiny models of the suite with wide layers, so that a forward pass costs as much as with millions of parameters.
 WIDE: dict[str, dict[str, Any]] = {
     "gemma3_text": {"hidden_size": 256, "sliding_window": 64},
     "qwen3_5": {"hidden_size": 256},
@@ -44,14 +43,14 @@ def model_of(name: str, quick: bool) -> Any:
         config["text_config"]["model_type"] = CONFIGS[name]["text_config"]["model_type"]
     with patch.dict(CONFIGS, {name: config}):
         model = build(name)
-    # The weights of fp32 are read for each token of a block again, those of bf16 once for all.
+    # For each token of a block fp32 weights are read again. bf16 weights are read once for the block.
     model.set_dtype(DTYPES["bf16"])
     mx.eval(model.parameters())
     return model
 
 
 class AtRate:
-    """Drafts the known text, with each token wrong at a given frequency, the same ones in every run."""
+    """Drafts the known text. Each token is right with a given frequency. Every run has the same wrong tokens."""
 
     def __init__(self, text: Sequence[int], rate: float, vocab: int) -> None:
         rng = random.Random(f"{rate}")
@@ -89,7 +88,7 @@ class Subject:
         rng = random.Random(0)
         self.prompt = [rng.randrange(self.vocab) for _ in range(PROMPT)]
 
-    def run(self, rate: float | None, text: Sequence[int] = ()) -> Decode:
+    def run(self, rate: float | None, text: Sequence[int] = ()) -> TimedRun:
         cache = make_cache(self.model)
         fill(self.model, self.prompt[:-1], cache)
         options = {"max_tokens": self.tokens, "prompt_cache": cache}
@@ -98,7 +97,7 @@ class Subject:
             steps = generate_step(last, self.model, **options)
         else:
             options |= {"num_draft_tokens": DRAFT, "disable_adaptive_gate": True}
-            # The drafter is shown the last token of the prompt and counts from there.
+            # The drafter observes the last token of the prompt, and counts from there.
             drafter = AtRate([*last.tolist(), *text], rate, self.vocab)
             steps = speculative_generate_step(last, self.model, draft_strategy=drafter, **options)
         start = end = perf_counter()
@@ -107,11 +106,11 @@ class Subject:
             for token, *_ in steps:
                 end = perf_counter()
                 tokens.append(token)
-        return Decode(tokens, end - start)
+        return TimedRun(tokens, end - start)
 
 
 def ways() -> dict[str, list[tuple[Any, str, Any]]]:
-    """What to replace for each way of taking a draft back."""
+    """The replacements that make each way of rolling back a draft."""
     never = (BlockVerifier, "_can_trim", lambda *_: False)
     return {REWIND: [], AGAIN: [never], TWICE: [never, (BlockVerifier, "accept", replay_at_once)]}
 
@@ -130,10 +129,10 @@ def measure(plan: Plan, progress: Progress) -> Iterator[Row]:
 
 
 def compared(subject: Subject, rate: float, text: Sequence[int], repeats: int) -> Iterator[Row]:
-    """All ways to take a draft back, next to plain decoding."""
+    """Compare all ways to roll back a draft with plain decoding."""
     names = list(ways())
 
-    def run(way: int | None) -> Decode:
+    def run(way: int | None) -> TimedRun:
         with ExitStack() as stack:
             for replaced in [] if way is None else ways()[names[way]]:
                 stack.enter_context(patch.object(*replaced))
@@ -150,15 +149,15 @@ def compared(subject: Subject, rate: float, text: Sequence[int], repeats: int) -
 
 
 def turns(n_ways: int, repeats: int) -> list[int | None]:
-    """Which way each run goes; None is plain. One way stands between two plain runs, two share them."""
+    """The order of the runs. None is a plain run; a number is the index of a way. Plain runs come first and last."""
     once: list[int | None] = []
     for i in range(n_ways):
         once += [None, i] if i % 2 == 0 else [i]
     return once * repeats + [None]
 
 
-def beside_plain(runs: Sequence[Decode], order: Sequence[int | None], way: int) -> tuple[list[Decode], list[float]]:
-    """The runs of a way, and what the plain ones next to each took in multiples of it."""
+def beside_plain(runs: Sequence[TimedRun], order: Sequence[int | None], way: int) -> tuple[list[TimedRun], list[float]]:
+    """The runs of a way, and for each run the time of the plain runs beside it, in multiples of its own time."""
     drafted, ratios = [], []
     for at, i in enumerate(order):
         if i == way:
@@ -169,7 +168,7 @@ def beside_plain(runs: Sequence[Decode], order: Sequence[int | None], way: int) 
 
 
 def speeds(ratios: Sequence[float], equal: bool) -> Row:
-    """The ratios in short; without parity there is no speed."""
+    """Summarize the ratios. Without parity there is no speed."""
     if not equal:
         return {"parity": False, "speed": None, "low": None, "high": None}
     return {"parity": True, "speed": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}

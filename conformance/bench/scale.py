@@ -1,4 +1,4 @@
-"""How costs grow with the context: of the drafters up to 128k tokens, of blocks and of memory with the model."""
+"""Measure how costs grow with the context: the drafters up to 128k tokens, and with the model blocks and memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def makers() -> dict[str, Any]:
 
 
 def microseconds(act: Any, seconds: float = 0.05) -> float:
-    """The least of several rounds, each long enough to be timed."""
+    """The time of one call: the least of several rounds. Each round is long enough to be timed."""
     rounds: list[float] = []
     calls = 1
     while len(rounds) < 5:
@@ -40,7 +40,7 @@ def microseconds(act: Any, seconds: float = 0.05) -> float:
 
 
 def drafters(plan: Plan, progress: Progress) -> Iterator[Row]:
-    """No model: what a token of a prompt costs to take in, and a proposal that finds something or nothing."""
+    """Time the drafters without a model: to learn a token of a prompt, and to propose with and without a match."""
     for context in plan.drafter_contexts:
         tokens = text(context)
         for name, make in makers().items():
@@ -67,7 +67,7 @@ def taken_in(strategy: Any, tokens: Sequence[int]) -> Any:
 
 
 def blocks(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """With the model: what a token and longer blocks cost, and what the cache holds."""
+    """Time tokens and longer blocks with the model, and measure the size of the cache."""
     vocab = subject.tokenizer.vocab_size
     for context in plan.model_contexts:
         cache, _ = subject.prefilled([i * 7 % vocab for i in range(context)])

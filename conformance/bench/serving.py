@@ -1,8 +1,8 @@
-"""The server under several clients at once: what drafts in the batch are worth over plain batching.
+"""Measure the server with several clients at once: what drafts in a batch gain over plain batching.
 
-A plain and a drafted run take turns in one process, and each ratio is of two that are neighbours. Clients copy, or some
-copy and others do not: these prompts are cached, so that what is compared is decoding. Or one comes while four are
-answered, with a prompt that is not cached.
+Plain and drafted runs take turns in one process, and each ratio compares two neighbours. In one kind all clients copy,
+in another only some do. Their prompts are cached, so the time is that of decoding. In a third kind a client with an
+uncached prompt comes while four others are answered.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from conformance.testing.server.traffic import follow
 from conformance.testing.texts.prompts import PROMPTS
 
 COPIES, OTHER = ("rename", "json"), "quote"
-# The fixture repeats itself unless it is kept from it, and from ending.
+# Without penalties the fixture repeats itself. The end tokens are forbidden, so that answers are long.
 NOT_AGAIN: dict[str, Any] = {"presence_penalty": 2.0, "frequency_penalty": 1.0, "logit_bias": {"0": -100, "4": -100}}
 NOT_AGAIN |= {"presence_context_size": 200, "frequency_context_size": 200}
-# Clients that are answered when one more comes, and rows whose passes are counted.
+# The number of clients that are busy when one more comes, and of rows whose passes are counted.
 BUSY = 4
-# A device that waits for its memory: a block costs little more than a token.
+# A device limited by memory bandwidth: a block costs little more than a token.
 CHEAP = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
 
 
 @dataclass
 class Burst:
-    """What all clients were answered, and a figure of theirs: the more the better."""
+    """The answers to all clients, and a rate: more is better."""
 
     texts: list[str]
     figure: float
@@ -64,7 +64,7 @@ def ask(server: Client, request: dict[str, Any]) -> tuple[str, dict[str, Any], f
 
 
 def burst(server: Client, names: Sequence[str], draft_type: str, tokens: int, watched: str = "") -> Burst:
-    """One request of each client, all sent at once: tokens a second of all, or of those that are ``watched``."""
+    """Send one request for each client at once. The rate is tokens a second of all, or of the ``watched`` clients."""
     start = time.perf_counter()
     with ThreadPoolExecutor(len(names)) as pool:
         answers = list(pool.map(lambda name: ask(server, body(name, draft_type, tokens)), names))
@@ -78,7 +78,7 @@ def burst(server: Client, names: Sequence[str], draft_type: str, tokens: int, wa
 
 
 def first_token(server: Client, draft_type: str, tokens: int) -> Burst:
-    """One more request comes while others are answered: passes a second from there to its first token."""
+    """Send one more request while others are answered. The rate is one over the seconds to its first token."""
     with ThreadPoolExecutor(BUSY) as pool:
         busy = [follow(server, CHAT, body(COPIES[i % 2], draft_type, tokens)) for i in range(BUSY)]
         begun = list(pool.map(next, busy))
@@ -92,7 +92,7 @@ def first_token(server: Client, draft_type: str, tokens: int) -> Burst:
 
 
 def compared(once: Callable[[str], Burst], repeats: int) -> Row:
-    """Pairs of a plain burst and a drafted one. Without parity there is no speed."""
+    """Compare pairs of a plain and a drafted burst. Without parity there is no speed."""
     pairs = [(once("none"), once("auto")) for _ in range(repeats)]
     ratios = [drafted.figure / plain.figure for plain, drafted in pairs]
     equal = all(each.texts == pairs[0][0].texts for pair in pairs for each in pair)
@@ -109,7 +109,7 @@ def compared(once: Callable[[str], Burst], repeats: int) -> Row:
 
 @contextmanager
 def directory(subject: Subject) -> Iterator[str]:
-    """What the server can load: the name of a model, or the fixture's form in a directory."""
+    """A model that the server can load: its name, or a directory with the form of the fixture."""
     if not subject.fixture:
         yield subject.name
         return
@@ -118,7 +118,7 @@ def directory(subject: Subject) -> Iterator[str]:
 
 
 def counted(subject: Subject, rows: int, tokens: int, **drafting: Any) -> tuple[int, list[list[int]]]:
-    """The forward passes that decode so many copies together, and their tokens."""
+    """Decode ``rows`` copies of a request together. Returns the number of forward passes, and the tokens."""
     passes, count = [0], BatchPlanner.count
 
     def count_one(planner: BatchPlanner, uids: list[int]) -> None:
@@ -134,7 +134,7 @@ def counted(subject: Subject, rows: int, tokens: int, **drafting: Any) -> tuple[
 
 
 def passes(subject: Subject, tokens: int) -> Row:
-    """How many times fewer forward passes four copies take where blocks are nearly free."""
+    """How many times fewer forward passes four copies take if blocks are nearly free."""
     plain, drafted = (counted(subject, BUSY, tokens, **drafting) for drafting in ({}, drafts_at(CHEAP)))
     equal = plain[1] == drafted[1]
     row = {"requests": "passes of copies at the costs of a GPU", "clients": BUSY, "plain": plain[0], "parity": equal}
@@ -151,7 +151,7 @@ Cases = Iterator[tuple[str, int, Callable[[str], Burst]]]
 
 
 def decoding(server: Client, plan: Plan) -> Cases:
-    """What is compared once all prompts are cached: a name, the number of clients, and one run of it."""
+    """The comparisons with cached prompts: a name, the number of clients, and a function for one run."""
     for clients in plan.clients:
         names = [COPIES[i % 2] for i in range(clients)]
         yield "copies", clients, partial(burst, server, names, tokens=plan.tokens)
@@ -162,19 +162,19 @@ def decoding(server: Client, plan: Plan) -> Cases:
 
 
 def joining(server: Client, plan: Plan) -> Cases:
-    """What is compared of a prompt that has to be processed."""
+    """The comparisons with a prompt that has to be processed."""
     yield "first token beside copies", BUSY + 1, partial(first_token, server, tokens=plan.tokens)
 
 
 def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """A row for each kind and number of clients."""
+    """A row for each kind of comparison and number of clients."""
     row = passes(subject, plan.tokens)
     progress(f"serving: {row['requests']}: {row['plain']} plain, {row['speed'] or 0:.2f} times fewer")
     yield subject.labels() | {"batch": BUSY} | row
     with directory(subject) as model:
         for cache_size, cases in ("10", decoding), ("0", joining):
             with serve("--prompt-cache-size", cache_size, model=model) as server:
-                # The first requests compile, and from them it learns what blocks cost.
+                # The first requests compile functions, and teach the planner the costs of blocks.
                 burst(server, [*COPIES, OTHER], "auto", plan.tokens)
                 burst(server, COPIES * 2, "auto", plan.tokens)
                 for requests, clients, once in cases(server, plan):

@@ -1,10 +1,10 @@
-"""Measure drafted against plain decoding on a model that costs what a larger one costs.
+"""Compare drafted with plain decoding on a model that is as slow as a larger one.
 
 python -m conformance.bench.speed [--repeats 5] [--strategies edit suffix ngram-simple ngram-mod]
 
-The model is the fixture with a wider MLP whose new neurons are multiplied by zero: it computes what the fixture does,
-and costs what a model of 24 million parameters costs. Each prompt is decoded plain and drafted in turns; a speed is the
-median of the ratios.
+The model is the fixture with a wider MLP. The new neurons are multiplied by zero, so it computes the same results at
+the cost of a model of 24 million parameters. Plain and drafted decodes of a prompt take turns. A speed is the median of
+the ratios.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def widened(hidden: int = HIDDEN, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, A
             axis = 1 if name == "down_proj" else 0
             shape = list(linear.weight.shape)
             shape[axis] = hidden - shape[axis]
-            # Neurons that are computed, and multiplied by zero.
+            # The new neurons are computed, then multiplied by zero.
             more = mx.zeros(shape) if axis else 0.02 * mx.random.normal(shape, key=key)
             linear.weight = mx.concatenate([linear.weight, more.astype(linear.weight.dtype)], axis)
     model.set_dtype(dtype)
@@ -66,7 +66,7 @@ class Decode:
 
 
 def decode(model: Any, prompt: list[int], eos: set[int], strategy: str | None, n: int) -> Decode:
-    """Decode until the end token or a limit; the clock starts at the first token."""
+    """Decode up to the end token or a limit. The clock starts at the first token."""
     stats = DraftStats()
     cache = make_prompt_cache(model)
     if strategy is None:
@@ -111,8 +111,10 @@ def compare(model: Any, prompt: list[int], eos: set[int], strategy: str, repeats
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="decodes of each kind, in turns")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="the longest answer")
+    parser.add_argument("--repeats", type=int, default=5, help="decodes of each kind, in turns (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, help="the longest answer, in tokens (default: %(default)s)"
+    )
     parser.add_argument("--strategies", nargs="+", default=["edit", "suffix", "ngram-simple", "ngram-mod"])
     parser.add_argument("--prompts", nargs="+", default=list(prompts()))
     args = parser.parse_args()

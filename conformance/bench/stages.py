@@ -1,4 +1,4 @@
-"""The stages that decode prompts, and what each of them is for."""
+"""The stages of the benchmark that decode prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.bench.plan import Plan, Progress
 from conformance.bench.strategies import LOOKUPS, Strategy
 from conformance.bench.tasks import ALSO_GIVEN, GIVEN, OWN, Task
 
-# What is enough to see what a number type does: two that copy, one that repeats nothing.
+# Enough to see the effect of a number type: two workloads that copy, one that repeats nothing.
 TYPES_SHOWN = (("echo", OWN), ("code-edit", OWN), ("prose", GIVEN))
 
 
@@ -32,7 +32,7 @@ def told(rows: Iterable[Row], progress: Progress, done: str) -> Iterator[Row]:
 def each(
     subject: Subject, asked: list[Task], plan: Plan, progress: Progress, chosen: dict[int, list[Strategy]]
 ) -> Iterator[Row]:
-    """Measure all tasks; ``chosen`` has the strategies of the tasks by their index."""
+    """Measure all tasks. ``chosen`` maps the index of a task to its strategies."""
     strategies.warmed(subject)
     for i, task in enumerate(asked):
         done = f"{subject.name} {subject.weights} {i + 1}/{len(asked)}"
@@ -40,33 +40,33 @@ def each(
 
 
 def workloads(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """All workloads: the default strategy on every prompt, the others on one of each, a draft model as in its peers."""
+    """All workloads: the default strategy on every prompt, the others on one each, a draft model as in the peers."""
     every, asked = strategies.main_ones(subject), tasks.every(subject, plan)
     chosen = {i: every[: how_many(subject, task)] for i, task in enumerate(asked)}
     yield from each(subject, asked, plan, progress, chosen)
 
 
 def how_many(subject: Subject, task: Task) -> int | None:
-    """How many of the strategies decode this one; None for all."""
+    """How many of the strategies decode this task. None means all."""
     if not shows_a_class(subject, task):
         return 1
     return None if task.workload in SHOWN else len(LOOKUPS)
 
 
 def shows_a_class(subject: Subject, task: Task) -> bool:
-    """Whether it is the first short one of its class, in the form that the class means."""
+    """Whether this is the first short task of its class, in the usual form of the class."""
     if task.workload == "edits-long" or task.size != "short":
         return False
     return task.name == f"{task.workload} {task.turn}" and task in in_form(subject, [task])
 
 
 def in_form(subject: Subject, asked: Iterable[Task]) -> list[Task]:
-    """The tasks as their class means them: the answer is given where the fixture has none of its own."""
+    """The tasks in the usual form of their class. The answer is given if the fixture cannot make it."""
     return [task for task in asked if task.form == GIVEN or task.workload not in ALSO_GIVEN or not subject.fixture]
 
 
 def sweep(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """Options, on one prompt of some workloads; the answer is given where the fixture has none of its own."""
+    """Sweep the options on one prompt of some workloads. The answer is given if the fixture cannot make it."""
     every_class = in_form(subject, tasks.singles(subject, replace(plan, prompts=1)))
     asked = [task for task in every_class if task.workload in plan.swept]
     every = list(strategies.swept(subject, plan))
@@ -74,7 +74,7 @@ def sweep(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
 
 
 def types(plan: Plan, progress: Progress) -> Iterator[Row]:
-    """The widened fixture in the other number types: part of a gain may be a slow baseline."""
+    """The widened fixture in the other number types. They show how much of a gain comes from a slow baseline."""
     for weights in ("fp16", "fp32"):
         subject = models.larger(plan.hidden, weights)
         found = {(task.workload, task.form): task for task in tasks.singles(subject, replace(plan, prompts=1))}
@@ -84,7 +84,7 @@ def types(plan: Plan, progress: Progress) -> Iterator[Row]:
 
 
 def memory(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """Turns of edits with an n-gram memory of the turns before, and with one of what another model said."""
+    """Turns of edits with an n-gram memory of the earlier turns, and with a memory of the answers of another model."""
     strategies.warmed(subject)
     asked = [task for task in tasks.edits(subject, plan) if task.workload == "edits-short"]
     if not asked:
@@ -107,7 +107,7 @@ def saved(subject: Subject, texts: list[list[int]], path: Path) -> Path:
 
 
 def reloaded(subject: Subject, path: Path, state: str) -> Strategy:
-    """Every run starts from the same memory."""
+    """A strategy that loads the same memory for every run."""
 
     def make(prompt: list[int]) -> object:
         return strategies.remembered(subject, NgramModTable.load(str(path)), state).make(prompt)

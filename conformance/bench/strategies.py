@@ -1,4 +1,4 @@
-"""What is drafted with: each strategy of the series with the options that published tables swept."""
+"""The strategies to measure: each strategy of the series, with the options of the published tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from conformance.bench.models import Subject, copied, fill
 from conformance.bench.plan import Plan
 
-# What "auto" is; the tables are about this one.
+# The strategy of "auto". The tables are about this one.
 AUTO = "edit"
 LOOKUPS = (AUTO, "suffix", "ngram-simple", "ngram-mod")
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How to make a drafter for one response, and what the loop is told beside it."""
+    """How to make a drafter for one response, and the options of the loop."""
 
     name: str
     make: Callable[[list[int]], Any]
@@ -39,7 +39,7 @@ class Strategy:
 
 
 class Recorded:
-    """Notes how each block went; what the drafter asks for beside the methods is passed on."""
+    """Records how many tokens of each draft were accepted. Everything else goes to the drafter."""
 
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
@@ -69,19 +69,19 @@ def looked_up(subject: Subject, draft_type: str, **options: Any) -> Strategy:
 
 
 def remembered(subject: Subject, table: NgramModTable, state: str) -> Strategy:
-    """Drafts from a table that others have filled, and that it fills."""
+    """Drafts from a shared table, and adds to it."""
     vocab = vocab_size_of(subject.model)
     return Strategy("ngram-mod", lambda prompt: observed(NgramModStrategy(table, vocab), prompt), state=state)
 
 
 def chained(subject: Subject) -> Strategy:
-    """The longest match, and where there is none, the memory."""
+    """Drafts from the longest match, or from the memory if there is none."""
     suffix, mod = looked_up(subject, "suffix"), looked_up(subject, "ngram-mod")
     return Strategy("chain", lambda prompt: ChainStrategy([suffix.make(prompt), mod.make(prompt)]))
 
 
 def modelled(subject: Subject, name: str, **options: Any) -> Strategy:
-    """A draft model whose cache holds the prompt already, as the model's own does."""
+    """Drafts with a draft model. Its cache already holds the prompt, as the cache of the model does."""
     draft = subject.drafts[name]
     held: dict[tuple[int, ...], list[Any]] = {}
 
@@ -93,19 +93,19 @@ def modelled(subject: Subject, name: str, **options: Any) -> Strategy:
             fill(draft, prompt, held[key])
         return ModelDraftStrategy(draft, copied(held[key]))
 
-    # As the draft_model of a user: it drafts this many tokens always.
+    # As with the draft_model argument, each draft has this many tokens.
     options = {"num_draft_tokens": 2, "disable_adaptive_gate": True} | options
     return Strategy(f"draft model: {name}", make, options)
 
 
 def main_ones(subject: Subject) -> list[Strategy]:
-    """The first is the default, and a draft model the last."""
+    """The main strategies. The first is the default, the last a draft model."""
     lookups = [looked_up(subject, name) for name in LOOKUPS]
     return lookups + [modelled(subject, name) for name in list(subject.drafts)[:1]]
 
 
 def swept(subject: Subject, plan: Plan) -> Iterator[Strategy]:
-    """The options of the published tables, which drafted a fixed number of tokens, and what main_ones leaves out."""
+    """The options of the published tables, with a fixed number of drafted tokens, and strategies not in main_ones."""
     yield looked_up(subject, AUTO)
     yield chained(subject)
     for k in plan.draft_lengths:
@@ -120,16 +120,16 @@ def swept(subject: Subject, plan: Plan) -> Iterator[Strategy]:
 
 
 def memory(subject: Subject, texts: Sequence[Sequence[int]]) -> NgramModTable:
-    """A table that has seen some conversations, saved by nobody and read by this one."""
+    """A table that has learned some conversations."""
     table = NgramModTable(vocab_size=vocab_size_of(subject.model))
     for text in texts:
         strategy = NgramModStrategy(table)
-        # A long text is learned a slice at a time.
+        # The table learns a long text in slices.
         for start in range(0, len(text), 256):
             strategy.observe(text[start : start + 256])
     return table
 
 
 def warmed(subject: Subject) -> None:
-    """Compile and touch what the first run would pay for."""
+    """Warm up, so that the first run does not pay for compilation."""
     mx.eval(subject.model(mx.array([[1, 2]]), cache=make_prompt_cache(subject.model)))

@@ -1,9 +1,8 @@
-"""What is asked: conversations drawn with a fixed seed, for each class of text that others have measured.
+"""The tasks of the benchmark: conversations with a fixed seed, for each class of text in published measurements.
 
-The fixture repeats a text, changes a name or a value, and looks records up; asked for anything else it writes
-something. So a class has up to two forms: "own", where the model answers as it does, and "given", where the answer is
-known and the logits are made to say it. The model computes everything in both; only the choice of the token is
-dictated.
+The fixture can repeat a text, change a name or a value, and look up records. Its other answers are arbitrary text. So
+a class has up to two forms. In "own" the model answers freely. In "given" the answer is known, and the logits are
+replaced so that the model says it. The model computes everything in both forms; only the choice of the token is fixed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from conformance.testing.texts.recorded_streams import CHARS_PER_TOKEN, corpus
 from conformance.testing.texts.workloads import Corpus, Message, chat, fenced
 
 OWN, GIVEN = "own", "given"
-# What a text of a short prompt is long, in tokens of the fixture, and one that is edited turn after turn.
+# The length of the text in a short prompt, in tokens of the fixture, and of a text that is edited turn after turn.
 SHORT, LONG = 220, 600
 FILLERS = ("rename", "echo", "json", "lookup", "quote")
 
@@ -31,7 +30,7 @@ Draw = Callable[[random.Random, Corpus, int], list[Message]]
 
 @dataclass(frozen=True)
 class Task:
-    """A request with the conversation before it, and its answer where that is given."""
+    """A request with the conversation before it, and its answer if that is given."""
 
     workload: str
     name: str
@@ -51,7 +50,7 @@ class Task:
         }
 
     def tokens(self, subject: Subject) -> tuple[list[int], list[int]]:
-        """The prompt, and prompt and answer where the answer is given."""
+        """The tokens of the prompt, and of prompt and answer if the answer is given."""
         prompt = subject.encode(self.messages)
         if self.form == OWN:
             return prompt, []
@@ -61,7 +60,7 @@ class Task:
 
 
 def summary(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
-    """The sentences of a text that it begins with, as extracts are made."""
+    """A request for a summary. The answer is the first sentences of the text."""
     text = corpus.paragraph(rng, chars)
     return chat(f"Summarise this.\n{fenced(text)}", text[: chars // 3].rsplit(" ", 1)[0] + ".")
 
@@ -89,13 +88,13 @@ WORKLOADS: dict[str, Draw] = {
     "prose": drawn("prose"),
     "ambiguous": ambiguous,
 }
-# What the fixture does not do as it is asked.
+# The requests that the fixture does not answer correctly.
 ALSO_GIVEN = ("code", "delete", "agent", "summarise", "prose", "ambiguous")
 IN_CONTEXT = ("echo", "code-edit", "qa-short")
 
 
 def conversation(rng: random.Random, draw: Draw, tokens: int, least: int = 0) -> list[Message]:
-    """Not every text suits every request: draw until one does."""
+    """Draw until a text suits the request: not every text does."""
     while True:
         messages = draw(rng, corpus(), int(tokens * CHARS_PER_TOKEN))
         if messages and len(messages) > least:
@@ -109,7 +108,7 @@ def single(workload: str, index: int, tokens: int = SHORT) -> Task:
 
 
 def filler(subject: Subject, tokens: int) -> list[Message]:
-    """Earlier requests and answers, about this many tokens of them."""
+    """About ``tokens`` tokens of earlier requests and answers."""
     rng = random.Random(f"{SEED} filler")
     messages: list[Message] = []
     while not messages or len(subject.encode(messages, answered=True)) < tokens:
@@ -118,7 +117,7 @@ def filler(subject: Subject, tokens: int) -> list[Message]:
 
 
 def in_context(subject: Subject, plan: Plan) -> Iterator[Task]:
-    """Short requests after a long conversation; the fixture has not learned such contexts, so the answer is given."""
+    """Short requests after a long conversation. The fixture has not learned such contexts, so the answer is given."""
     for context in plan.contexts:
         before = filler(subject, context - 400)
         for workload in IN_CONTEXT[: 1 if plan.quick else None]:
@@ -128,7 +127,7 @@ def in_context(subject: Subject, plan: Plan) -> Iterator[Task]:
 
 
 def edits(subject: Subject, plan: Plan) -> Iterator[Task]:
-    """Edits of one text, turn after turn; the earlier answers are the right ones."""
+    """Edits of one text, turn after turn. The earlier answers are right."""
     for workload, tokens in (("edits-short", SHORT), ("edits-long", LONG)):
         rng = random.Random(f"{SEED} {workload}")
 
@@ -158,7 +157,7 @@ def every(subject: Subject, plan: Plan) -> list[Task]:
 
 
 class Dictated:
-    """A model that computes everything and then says what it is told: the logits of a known continuation."""
+    """A model that computes everything, and then returns the logits of a known continuation."""
 
     def __init__(self, model: Any, text: list[int]) -> None:
         self.model, self.text = model, mx.array([*text, *text[-1:]])

@@ -1,4 +1,4 @@
-"""Something for a profiler to look at: decode the same prompts over and over.
+"""Decode the same prompts over and over, as a load for a profiler.
 
 py-spy record -o profile.svg -- python -m conformance.bench.workout drafted [--seconds 30]
 py-spy record -o profile.svg --subprocesses -- python -m conformance.bench.workout server
@@ -26,7 +26,7 @@ TOKENS = 256
 
 
 def decoder(drafted: bool) -> Callable[[str], int]:
-    """Decodes a prompt by its name, and says how many tokens that were."""
+    """A function that decodes a prompt by its name, and returns the number of tokens."""
     model, tokenizer = load(str(FIXTURE))
 
     def decode(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Random programs on every prompt cache of a batch, against lists of rows.
+"""Random programs on every batch cache, compared with lists of rows.
 
 CONFORMANCE_PROFILE=full runs 2000 programs for each cache.
 """

@@ -1,4 +1,4 @@
-"""Random programs on every prompt cache of one sequence, against its rows.
+"""Random programs on every prompt cache of one sequence, compared with its rows.
 
 CONFORMANCE_PROFILE=full runs 2000 programs for each cache.
 """
@@ -21,7 +21,7 @@ def test_machine(kind: str) -> None:
 
 
 def test_every_cache_class_that_is_known_is_run() -> None:
-    """Classes with a sentence in the place of a kind are no caches of a layer."""
+    """A class with a sentence instead of a kind is not a cache of a layer."""
     kinds = {cache: kind for cache, kind in known()["caches"].items() if not kind.endswith(".")}
     for cache, kind in kinds.items():
         held = BATCHES[kind].padded(5, [0]) if kind in BATCHES else KINDS[kind](5).caches[0]

@@ -1,4 +1,4 @@
-"""`mlx_lm.chat`, with a record of each turn: what was fed, what was generated, and what is known afterwards.
+"""Run `mlx_lm.chat`, and record for each turn the fed tokens, the generated tokens and the state afterwards.
 
 RECORD=file [FAULT=name] [INTERRUPT=tokens] python -m conformance.chat.chat_recorded ARGUMENTS
 """
@@ -16,26 +16,26 @@ from typing import Any
 
 chat: Any = importlib.import_module("mlx_lm.chat")
 Turn = dict[str, Any]
-# What was fed and generated since the cache was made.
+# The tokens that were fed and generated since the cache was made.
 conversation: list[int] = []
 
 
-# After how many tokens of each answer Ctrl-C is pressed, 0 for never.
+# Press Ctrl-C after this many tokens of each answer. 0 means never.
 INTERRUPT = int(os.environ.get("INTERRUPT", "0"))
 
 
 def forgets(prompt: list[int], drafting: Turn) -> tuple[list[int], Turn]:
-    """Each turn has a drafter that saw none before."""
+    """A fault: each turn has a new drafter that saw no earlier turn."""
     return prompt, drafting | {"draft_strategy": copy.deepcopy(drafting["unused"])}
 
 
 def feeds_twice(prompt: list[int], drafting: Turn) -> tuple[list[int], Turn]:
-    """Each turn feeds the turns before once more."""
+    """A fault: each turn feeds the earlier turns again."""
     return conversation + prompt, drafting
 
 
 def does_not_stop(prompt: list[int], drafting: Turn) -> tuple[list[int], Turn]:
-    """Ctrl-C does nothing."""
+    """A fault: Ctrl-C does nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return prompt, drafting
 
@@ -46,7 +46,7 @@ FAULTS: dict[str, Callable[[list[int], Turn], tuple[list[int], Turn]]] = {
 
 
 class Recorder:
-    """Stands for ``stream_generate`` in the chat."""
+    """Takes the place of ``stream_generate`` in the chat."""
 
     def __init__(self, generate: Callable[..., Generator[Any, None, None]], path: Path, fault: str = "") -> None:
         self._generate, self._path, self._fault = generate, path, FAULTS.get(fault)
@@ -80,7 +80,7 @@ class Recorder:
                 if len(answer) == INTERRUPT:
                     signal.raise_signal(signal.SIGINT)
         finally:
-            # The answer may be interrupted.
+            # Ctrl-C may interrupt the answer.
             responses.close()
             self._note([*prompt, *answer], new, len(prompt), prompt_cache, counts)
 
@@ -90,7 +90,7 @@ class Recorder:
             "new": new,
             "fed": fed,
             "conversation": list(conversation),
-            # A draft model knows what its cache holds, which comes last.
+            # A draft model knows the tokens in its cache. That cache comes last.
             "history": list(self._history) or conversation[: prompt_cache[-1].offset],
             "cached": prompt_cache[0].offset,
             "counts": counts,
@@ -99,7 +99,7 @@ class Recorder:
             print(json.dumps(turn), file=file)
 
     def _listen_to(self, strategy: Any) -> None:
-        """Keep what a strategy hears from now on as its history."""
+        """Record the tokens that a strategy observes from now on as its history."""
         observe = strategy.observe
         self._history = history = list[int]()
 

@@ -1,4 +1,4 @@
-"""A program in a terminal of its own, and `mlx_lm.chat` in it."""
+"""Run a program in its own terminal, such as `mlx_lm.chat`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 from conformance import FIXTURE
 
 COLUMNS = 100
-# Far longer than anything here takes: a program that waits for ever fails.
+# Far longer than anything here takes, so that a program that hangs fails.
 PATIENCE = 120
 PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
 _CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x01\x02\r]")
@@ -34,7 +34,7 @@ _DRAFTING = re.compile(r"(\w+), (\d+) tokens drafted, (\d+) accepted, ([\d.]+) t
 
 
 class Terminal:
-    """Runs a program, types into it and reads what it shows."""
+    """Runs a program, types into it and reads its output."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._master, slave = pty.openpty()
@@ -48,7 +48,7 @@ class Terminal:
         os.write(self._master, line.encode() + b"\n")
 
     def read_until(self, end: str) -> str:
-        """What is shown until the text ``end`` or the end of the program, without colours."""
+        """The output up to the text ``end`` or the end of the program, without colours."""
         shown, deadline = b"", time.monotonic() + PATIENCE
         while end not in (text := _CONTROLS.sub("", shown.decode(errors="ignore"))):
             ready, _, _ = select.select([self._master], [], [], deadline - time.monotonic())
@@ -69,7 +69,7 @@ class Terminal:
 
 @dataclass
 class Turn:
-    """What a turn shows: the answer and the counts below it."""
+    """The output of a turn: the answer and the counts below it."""
 
     text: str
     tokens: int
@@ -82,7 +82,7 @@ class Turn:
         return cls(found["text"], int(found["tokens"]), found["drafting"])
 
     def counts(self) -> tuple[int, int, float]:
-        """Tokens that were drafted and accepted, and tokens for each forward pass."""
+        """(drafted tokens, accepted tokens, tokens for each forward pass)."""
         found = _DRAFTING.fullmatch(self.drafting or "")
         assert found, self.drafting
         return int(found[2]), int(found[3]), float(found[4])
@@ -90,7 +90,7 @@ class Turn:
 
 @dataclass
 class Chat:
-    """A session: what each turn showed, and its record."""
+    """A session: the output of each turn, and its record."""
 
     turns: list[Turn]
     records: list[dict[str, Any]]
@@ -98,8 +98,9 @@ class Chat:
 
 
 def chat(folder: Path, queries: Sequence[str], *args: str, fault: str = "", interrupt: int = 0) -> Chat:
-    """Type these queries into `mlx_lm.chat`, then ``q``; or press Ctrl-C after so many tokens of each answer, and end
-    with Ctrl-D.
+    """Type these queries into `mlx_lm.chat`, then ``q``.
+
+    With ``interrupt``, press Ctrl-C after so many tokens of each answer, and end with Ctrl-D.
     """
     record = folder / "record.jsonl"
     record.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """`mlx_lm.chat` in a real terminal: four edits of one text, with and without drafts.
 
-The text is the same, turns 2 to 4 draft from the answers before them, and nothing is fed twice:
+The text is the same, turns 2 to 4 draft from the earlier answers, and no token is fed twice:
 pytest conformance/chat/test_chat.py
 """
 
@@ -25,7 +25,7 @@ QUERIES = [f"Change `{old}` to `{new}`." for old, new in pairwise(NAMES)]
 QUERIES[0] += f" ```python {CODE} ```"
 ANSWERS = [f"```python {CODE.replace('total', name)} ```" for name in NAMES[1:]]
 SIZES = ("--num-draft-tokens", "6", "--disable-adaptive-gate")
-# With the gate, how much is drafted depends on what the machine takes for a block.
+# With the gate, the number of drafted tokens depends on the times of this machine.
 DRAFTING = {
     "suffix": ("--draft-type", "suffix", *SIZES),
     "ngram-simple": ("--draft-type", "ngram-simple", *SIZES),
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> Chat:
+def plain_chat(folder: Path) -> Chat:
     return chat(folder, [*QUERIES, "r", *QUERIES])
 
 
@@ -51,7 +51,7 @@ def texts(session: Chat) -> list[tuple[str, int]]:
 
 
 def complaints(session: Chat, gated: bool = False) -> Iterator[str]:
-    """What is wrong with the memory of a chat whose second half is after a reset."""
+    """The faults in the record of a chat. Its second half comes after a reset."""
     half = len(QUERIES)
     for number, record in enumerate(session.records):
         fresh = number % half == 0
@@ -64,7 +64,7 @@ def complaints(session: Chat, gated: bool = False) -> Iterator[str]:
         if record["counts"] is not None and record["history"] != record["conversation"]:
             yield f"{turn}: the drafter knows {len(record['history'])} tokens of a conversation of {known}"
     drafting = [turn.drafting for turn in session.turns]
-    # With the gate, what blocks cost is learned on the way.
+    # With the gate, the costs of blocks are learned on the way.
     if not gated and drafting[:half] != drafting[half:]:
         yield "other drafts after a reset"
     if texts(session)[:half] != texts(session)[half:]:
@@ -72,21 +72,21 @@ def complaints(session: Chat, gated: bool = False) -> Iterator[str]:
 
 
 def no_better(turns: list[Turn]) -> list[int]:
-    """The turns whose drafts are no better than those of the first."""
+    """The turns with drafts that are not better than in the first turn."""
     _, accepted, rate = turns[0].counts()
     return [n for n, turn in enumerate(turns[1:], 2) if turn.counts()[1] <= accepted or turn.counts()[2] <= rate]
 
 
-def test_without_drafts(plain: Chat) -> None:
-    assert [text for text, _ in texts(plain)] == ANSWERS * 2
-    assert not list(complaints(plain))
-    assert "drafted" not in plain.shown
+def test_without_drafts(plain_chat: Chat) -> None:
+    assert [text for text, _ in texts(plain_chat)] == ANSWERS * 2
+    assert not list(complaints(plain_chat))
+    assert "drafted" not in plain_chat.shown
 
 
 @pytest.mark.parametrize("name", DRAFTING)
-def test_with_drafts(name: str, plain: Chat, folder: Path) -> None:
+def test_with_drafts(name: str, plain_chat: Chat, folder: Path) -> None:
     session = chat(folder, [*QUERIES, "r", *QUERIES], *DRAFTING[name])
-    assert texts(session) == texts(plain)
+    assert texts(session) == texts(plain_chat)
     assert not list(complaints(session, gated=name == "gated"))
     for turn, record in zip(session.turns, session.records, strict=True):
         drafted, accepted, rate = turn.counts()
@@ -107,7 +107,7 @@ def test_a_planted_fault_is_found(fault: str, folder: Path) -> None:
 
 
 def check_interrupted(folder: Path, *args: str, queries: int = 3, fault: str = "") -> None:
-    """Ctrl-C in each answer: it ends there, the cache and the drafter hold what was shown, and the chat goes on."""
+    """Ctrl-C ends each answer. The cache and the drafter hold the shown tokens, and the chat goes on."""
     session = chat(folder, QUERIES[:queries], *args, fault=fault, interrupt=6)
     assert len(session.records) == queries
     assert not [complaint for complaint in complaints(session) if "after a reset" not in complaint]
@@ -128,21 +128,21 @@ def test_an_answer_that_goes_on_is_found(folder: Path) -> None:
         check_interrupted(folder, *DRAFTING["suffix"], queries=1, fault="does_not_stop")
 
 
-def test_a_draft_model_and_a_reference(plain: Chat, folder: Path, tmp_path: Path) -> None:
-    """The same text, and the header says what drafts."""
+def test_a_draft_model_and_a_reference(plain_chat: Chat, folder: Path, tmp_path: Path) -> None:
+    """The text is the same, and the header names the drafter."""
     session = chat(folder, [QUERIES[0]], "--draft-model", str(FIXTURE))
-    assert texts(session) == texts(plain)[:1]
+    assert texts(session) == texts(plain_chat)[:1]
     assert f"drafts with   {FIXTURE}"[:40] in session.shown
     (tmp_path / "answer").write_text(ANSWERS[0])
     reference = ("--draft-reference", str(tmp_path / "answer"))
     without, session = (chat(folder, [QUERIES[0]], *DRAFTING["ngram-mod, short"], *more) for more in ((), reference))
-    assert texts(session) == texts(without) == texts(plain)[:1]
+    assert texts(session) == texts(without) == texts(plain_chat)[:1]
     assert "drafts with   NgramModStrategy" in session.shown
     assert session.turns[0].counts()[1] > without.turns[0].counts()[1]
 
 
 def test_a_memory_in_a_file(folder: Path) -> None:
-    """The file is there after each turn, and the next chat starts with what it holds."""
+    """Each turn writes the file, and the next chat starts with its content."""
     path = folder / "memory.ngrams"
     arguments = (*DRAFTING["ngram-mod"], "--draft-memory", str(path))
     first = chat(folder, QUERIES[:2], *arguments)
@@ -167,7 +167,7 @@ PUBLISHED = """python -m mlx_lm chat \\
 
 @pytest.mark.parametrize(("draft_type", "length", "size"), [("ngram-simple", 4, 3), ("ngram-mod", 6, 16)])
 def test_the_published_commands(draft_type: str, length: int, size: int) -> None:
-    """As users know them, with the model of this repository and four turns through a pipe."""
+    """The published commands, with the model of this repository and four turns through a pipe."""
     command = PUBLISHED.format(draft_type, length, size).replace("Qwen/Qwen3-8B-MLX-4bit", str(FIXTURE))
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     lines = "\n".join([*QUERIES, "q", ""])

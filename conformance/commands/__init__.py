@@ -1,1 +1,1 @@
-"""Every option of mlx_lm.generate, chat and server arrives where it acts."""
+"""Every option of mlx_lm.generate, chat and server reaches the code that uses it."""

@@ -1,7 +1,7 @@
-"""Where each option of each command acts.
+"""The cases of test_forwarding.py: the place where each option of each command has an effect.
 
-A case pairs what a user types after an option with the value that ``commands.recorders`` then records at a place.
-Places below ``step`` are checked for all ways in which a command generates tokens.
+A case has the value that a user types, a place in the record of ``testing.commands.recorders``, and the value that must
+be there. A place below ``step`` is checked for every way in which a command generates tokens.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Case:
     given: str
     where: str | Callable[[Record], Any]
     value: Any
-    also: str = ""  # what the option needs on the command line
-    body: Body | None = None  # of the request, if it matters
-    then: Body | None = None  # of a second one
+    also: str = ""  # other options that this one needs
+    body: Body | None = None  # of the request, if the case needs one
+    then: Body | None = None  # of a second request
     ranks: int = 1
     template: bool = True  # whether the model has a chat template
 
@@ -43,7 +43,7 @@ def learned() -> NgramModTable:
 
 
 def write_files(folder: Path) -> None:
-    """What the options of the tables read."""
+    """Write the files that the options read."""
     (folder / IMAGE).write_bytes(b"\x07\x08")
     (folder / REFERENCE).write_text(REFERENCE_TEXT)
     learned().save(folder / MEMORY)
@@ -82,12 +82,12 @@ def pixels(record: Record) -> Any:
 
 
 def split_by_layers(record: Record) -> Any:
-    """Across machines, a pipeline instead of tensors."""
+    """Whether the model is split by layers, not by tensors."""
     return record.at("sharded_load.pipeline_group") is not None and record.at("sharded_load.tensor_group") is None
 
 
 def ngram_size(record: Record) -> Any:
-    """How many tokens the strategy looks up: shorter matches stand later and go on in another way."""
+    """The number of tokens that the strategy looks up. Later, shorter matches continue differently."""
     strategy, end = record.at("step.strategy"), list(range(1, 10))
     for n in range(9, 1, -1):
         strategy.observe([500 + n, *end[-n:], 100 + n])
@@ -96,7 +96,7 @@ def ngram_size(record: Record) -> Any:
 
 
 def drafts_from_the_start(record: Record) -> Any:
-    """What follows the first tokens of the reference."""
+    """The draft after the first tokens of the reference."""
     tokens = record.at("tokenizer.it").encode(REFERENCE_TEXT, add_special_tokens=False)
     strategy = record.at("step.strategy")
     strategy.observe([1000, *tokens[:6]])
@@ -104,7 +104,7 @@ def drafts_from_the_start(record: Record) -> Any:
 
 
 def remembers(record: Record) -> Any:
-    """What an earlier program said."""
+    """The draft from the memory of an earlier program."""
     strategy = record.at("step.strategy")
     strategy.observe(LEARNED[:6])
     return list(strategy.propose(3)) == LEARNED[6:9]
@@ -119,7 +119,7 @@ def saves(record: Record) -> Any:
 
 
 def forgets(record: Record) -> Any:
-    """The second of two requests knows nothing of the first one."""
+    """Whether the second of two requests drafts nothing from the first."""
     first, second = (call["strategy"] for call in record.calls["step"][-2:])
     first.observe(LEARNED)
     second.observe(LEARNED[:17])
@@ -173,7 +173,7 @@ SYSTEM = (Case("Brief.", says("<|system|>Brief."), True),)
 ACTIVATIONS = (Case("", "load.model_config", {"quantize_activations": True}),)
 
 SHOWN = (Case("", "mark_drafted.from_draft", True, AUTO),)
-# Of the commands that take one, and a text to draft from.
+# For the commands that take a text to draft from.
 DRAFT_MODEL: Table = {
     "--draft-model": (
         Case("a/draft", "step.strategy.model.loaded_from", "a/draft"),
@@ -246,14 +246,14 @@ SERVER: Table = {
     **DRAFT_MODEL,
 }
 
-# The other tables are for all commands that have an option of that name.
+# The other tables hold for every command with an option of that name.
 OWN = {"generate": GENERATE, "chat": CHAT, "benchmark": BENCHMARK, "server": SERVER}
 DESTINATIONS: dict[str, Table] = {
     command: COMMON | SAMPLING | QUANTIZED | DRAFTING | own for command, own in OWN.items()
 }
 
-# What a request asks for, and what the server was started with.
-# With a margin it is served alone.
+# The fields of a request, and the options of the server.
+# A request with a margin is served alone.
 MARGIN = " --draft-margin 0.5"
 SIMPLE = f"--draft-type ngram-simple --ngram-size 3 --num-draft-tokens 4{MARGIN}"
 REQUEST: Table = {
@@ -281,7 +281,7 @@ def strategies(record: Record) -> list[str]:
 
 COSTS = BlockCosts((1, 2), (1, 1.5))
 Given = dict[str, Any]
-# What batch_generate is given for two prompts, and where that is seen.
+# The arguments of batch_generate for two prompts, and the place of each in the record.
 BATCH: dict[str, tuple[Callable[[TokenizerWrapper], Given], str | Callable[[Record], Any], Any]] = {
     "draft_type": (lambda _: {"draft_type": "ngram-simple"}, strategies, ["NgramSimpleStrategy"] * 2),
     "draft_type of each": (

@@ -30,44 +30,44 @@ def text(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def drafting(done: subprocess.CompletedProcess[str]) -> tuple[int, int, float]:
-    """Tokens that were drafted and accepted, and tokens for each forward pass."""
+    """(drafted tokens, accepted tokens, tokens for each forward pass)."""
     line = re.search(r"Drafting: \w+, (\d+) tokens drafted, (\d+) accepted, ([\d.]+) tokens-per-forward", done.stdout)
     assert line, done.stdout
     return int(line[1]), int(line[2]), float(line[3])
 
 
 @pytest.fixture(scope="module")
-def plain() -> str:
+def plain_text() -> str:
     done = generate()
     assert "Drafting" not in done.stdout
     return text(done)
 
 
-def test_the_flag_changes_the_speed_only(plain: str) -> None:
+def test_the_flag_changes_the_speed_only(plain_text: str) -> None:
     got = generate(LOOKUP, "8")
-    assert text(got) == plain
+    assert text(got) == plain_text
     assert "Drafting: EditStrategy" in got.stdout
     drafted, accepted, rate = drafting(got)
     assert drafted >= accepted > 0
     assert rate > 1.5
 
 
-def test_a_text_to_draft_from(plain: str, tmp_path: Path) -> None:
-    """The file that the answer will be is drafted from its first tokens on."""
+def test_a_text_to_draft_from(plain_text: str, tmp_path: Path) -> None:
+    """The file holds the answer, so drafts start with its first tokens."""
     edited = tmp_path / "edited.md"
     edited.write_text(fenced(CODE.replace("text", "node")))
-    # Long n-grams: with short ones the request itself is nearly as good.
+    # Long n-grams. With short ones the prompt alone drafts nearly as well.
     arguments = ("--draft-type", "ngram-mod", "--disable-adaptive-gate")
     without, got = generate(*arguments), generate(*arguments, "--draft-reference", str(edited))
-    assert text(without) == text(got) == plain
+    assert text(without) == text(got) == plain_text
     assert drafting(got)[1] > drafting(without)[1]
 
 
-def test_a_memory_in_a_file(plain: str, tmp_path: Path) -> None:
-    """The second time, the answer is in it."""
+def test_a_memory_in_a_file(plain_text: str, tmp_path: Path) -> None:
+    """The second run finds the answer in the file."""
     arguments = ("--draft-type", "ngram-mod", "--draft-memory", str(tmp_path / "memory"), "--disable-adaptive-gate")
     first, second = generate(*arguments), generate(*arguments)
-    assert text(first) == text(second) == plain
+    assert text(first) == text(second) == plain_text
     assert drafting(second)[1] > drafting(first)[1]
     other = generate(*arguments, "--ngram-size", "4")
     assert other.returncode == 2
@@ -75,7 +75,7 @@ def test_a_memory_in_a_file(plain: str, tmp_path: Path) -> None:
 
 
 def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
-    """It reads what is cached, and drafts as well as for the whole prompt."""
+    """The draft model reads the cached prompt, and drafts as well as with the whole prompt."""
     file = ["--prompt-cache-file", str(tmp_path / "cache.safetensors")]
     cache = [str(COMMAND.with_name("mlx_lm.cache_prompt")), "--model", str(FIXTURE), "--prompt", CODE, *file]
     assert subprocess.run(cache, capture_output=True).returncode == 0
@@ -86,10 +86,10 @@ def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
     assert rate > 3
 
 
-def test_statistics_for_a_script(plain: str) -> None:
+def test_statistics_for_a_script(plain_text: str) -> None:
     done = generate("--json", LOOKUP, "8", "--disable-adaptive-gate")
     found = json.loads(done.stdout)
-    assert found["text"] + "\n" == plain
+    assert found["text"] + "\n" == plain_text
     assert found["finish_reason"] == "length"
     assert found["draft"]["accepted"] > 0
     assert found["generation_tokens"] <= found["draft"]["forwards"] + found["draft"]["accepted"]

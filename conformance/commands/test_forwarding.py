@@ -1,7 +1,7 @@
-"""Every option of every command arrives where it acts, and so does what a request asks for.
+"""Every option of every command reaches the code that uses it, and so does every field of a request.
 
-The options are those that the parser of each command has, and the commands run as a user runs them, up to the
-generators of tokens: pytest conformance/commands/test_forwarding.py
+The options are read from the parser of each command. The commands run as for a user, up to the generators of tokens:
+pytest conformance/commands/test_forwarding.py
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from conformance.commands.forwarding_cases import (
 from conformance.testing.commands.recorders import COMMANDS, Record, module_of, parser_of, run, run_batch
 
 TABLES = "conformance/commands/forwarding_cases.py"
-# What upstream's commands parse and drop. An entry that is not true any more fails.
+# Options that upstream's commands parse and ignore. An entry that no longer holds fails.
 DROPPED = {("generate", "--use-default-chat-template"): "main() does not read it in 0.32.0 to 0.32.2"}
-# Options that 0.32.0 does not have yet.
+# Options that 0.32.0 lacks.
 NEWER = {("generate", "--image")}
-# Options of other things than text generation may have the same name and mean another thing.
+# Commands without text generation may have options of the same name with another meaning.
 SHARED = re.compile("draft|ngram|lookup|gate")
 
 
@@ -67,7 +67,7 @@ def seen(case: Case, command: str, argv: str) -> Any:
 
 
 def ways(case: Case, command: str, option: str) -> Iterator[Case]:
-    """The ways to generate tokens in which an option has to arrive."""
+    """The ways to generate tokens that an option has to reach."""
     yield case
     everywhere = isinstance(case.where, str) and case.where.startswith("step.")
     if everywhere and option not in DRAFTING and "draft" not in option + case.also:
@@ -75,12 +75,12 @@ def ways(case: Case, command: str, option: str) -> Iterator[Case]:
         if command == "server":
             yield case.but(body={"seed": 1})
     if command == "server" and option in DRAFTING and option != "--draft-margin":
-        # Drafted alone, and not in the batch.
+        # Drafted alone, not in the batch.
         yield case.but(body={"seed": 1})
 
 
 def complaints(command: str, option: str) -> Iterator[str]:
-    """What is wrong with the way of an option."""
+    """The places that an option does not reach."""
     cases = DESTINATIONS[command].get(option)
     if cases is None:
         yield (
@@ -98,7 +98,7 @@ def complaints(command: str, option: str) -> Iterator[str]:
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """The options by their long names."""
+    """The options of a parser, by their long names."""
     return {max(action.option_strings, key=len): action for action in parser._actions if action.dest != "help"}
 
 
@@ -125,13 +125,13 @@ def test_the_tables_name_no_other_options() -> None:
 
 
 def described(action: argparse.Action) -> dict[str, Any]:
-    """What a user sees of an option, and what it takes."""
+    """The help, the type and the choices of an option."""
     shown = {name: value for name, value in vars(action).items() if name not in ("container", "type")}
     return shown | {"class": type(action), "type": getattr(action.type, "__name__", None)}
 
 
 def differences() -> Iterator[str]:
-    """Options of drafting that are not the same in all commands."""
+    """The options of drafting that differ between commands."""
     defined = argparse.ArgumentParser()
     add_draft_arguments(defined)
     first = {option: ("add_draft_arguments", described(action)) for option, action in options(defined).items()}
@@ -157,7 +157,7 @@ def options_of_drafting() -> dict[str, argparse.Action]:
 
 
 def ways_of_requests(field: str) -> Iterator[Case]:
-    """A request is drafted alone or in the batch."""
+    """The ways to serve a request: drafted alone, or in the batch."""
     for case in REQUEST[field]:
         yield case
         if field != "draft_margin" and MARGIN in case.also:
@@ -165,7 +165,7 @@ def ways_of_requests(field: str) -> Iterator[Case]:
 
 
 def complaints_of_requests() -> Iterator[str]:
-    """What is wrong with the way of the fields of a request."""
+    """The fields of a request that do not reach their place."""
     for field in (*serving.OPTIONS, "prediction"):
         if field not in REQUEST:
             yield f"A request has the field {field}: add where its value has to be seen to REQUEST in {TABLES}."
@@ -182,7 +182,7 @@ def test_a_request_overrides_the_server() -> None:
     assert not list(complaints_of_requests())
 
 
-# What the server was started with, what a request asks for, and what becomes of it.
+# The options of the server, the fields of a request, and the result of both.
 TOGETHER: dict[str, tuple[str, dict[str, Any], str | Callable[[Record], Any], Any]] = {
     "a size for a type of the request": ("--ngram-size 8", {"draft_type": "ngram-mod"}, ngram_size, 8),
     "a type, and a draft model of the request": (

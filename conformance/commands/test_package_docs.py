@@ -1,6 +1,6 @@
-"""The commands of the package's own README.md and SERVER.md, as written.
+"""Run the commands in the README.md and SERVER.md of the package as they are written.
 
-Only the name of the model is another one, and the answers are cut short.
+Only the name of the model is replaced, and the answers are limited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODELS = re.compile(r"mistralai/Mistral-7B-Instruct-v0.3|<path_to_model_or_hf_re
 
 
 def blocks(file: str, language: str) -> list[str]:
-    """The code of a document's section about drafting, with the fixture in the place of the model."""
+    """The code in the section about drafting of a document, with the fixture as the model."""
     section = (checkout() / file).read_text().split("### Drafting from the Prompt\n")[1].split("\n### ")[0]
     found: list[str] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
     return [MODELS.sub(str(FIXTURE), block) for block in found]
@@ -73,7 +73,7 @@ def test_the_command_of_the_server() -> None:
 def test_the_first_patches_have_nothing_to_show(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """scripts/apply.sh --until 5 installs a package without prompt lookup, and ends well."""
+    """scripts/apply.sh --until 5 installs a package without prompt lookup, and the demo says so without an error."""
     monkeypatch.setattr(demo, "stream_generate", lambda model, tokenizer, prompt, max_tokens: None)
     monkeypatch.setattr(sys, "argv", ["demo"])
     assert demo.main() == 0
@@ -81,7 +81,7 @@ def test_the_first_patches_have_nothing_to_show(
 
 
 def unknown_options(text: str, folder: Path) -> set[str]:
-    """The options of drafting that a text about the server names and the server does not have."""
+    """The options of drafting that a text about the server names, but the server lacks."""
     said = run([sys.executable, "-m", "mlx_lm.server", "--help"], folder)
     return set(re.findall(r"--[a-z-]*draft[a-z-]*", text)) - set(re.findall(r"--[a-z-]+", said))
 

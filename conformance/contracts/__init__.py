@@ -1,1 +1,1 @@
-"""C1 to C10: docs/contracts.md says what each asks and why."""
+"""C1 to C10. docs/contracts.md says what each contract requires, and why."""

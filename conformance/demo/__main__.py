@@ -1,7 +1,7 @@
 """Decode a few prompts with and without prompt lookup, and compare text and speed.
 
 python -m conformance.demo                                      # the model in this repository
-python -m conformance.demo --model mlx-community/Qwen3-4B-4bit  # any other
+python -m conformance.demo --model mlx-community/Qwen3-4B-4bit  # another model
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ SHOWN = ("rename", "json")
 
 
 @dataclass
-class Run:
+class Decoded:
     text: str
     tokens_per_second: float
     tokens_per_forward: float
 
 
-def decode(model: object, tokenizer: object, prompt: list[int], max_tokens: int, lookup: int | None) -> Run:
+def decode(model: object, tokenizer: object, prompt: list[int], max_tokens: int, lookup: int | None) -> Decoded:
     text = ""
     for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens, prompt_lookup_num_tokens=lookup):
         text += response.text
     forwards = response.draft.forwards if lookup else response.generation_tokens
-    return Run(text, response.generation_tps, response.generation_tokens / forwards)
+    return Decoded(text, response.generation_tps, response.generation_tokens / forwards)
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
     return 0 if equal else 1
 
 
-def show(name: str, plain: Run, drafted: Run) -> None:
+def show(name: str, plain: Decoded, drafted: Decoded) -> None:
     question = PROMPTS[name][-1]["content"].split("\n")[0]
     print(f"=== {name}: {question}")
     print(f"--- plain decoding, {plain.tokens_per_second:.0f} tokens a second\n{plain.text}")

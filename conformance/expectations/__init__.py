@@ -1,1 +1,1 @@
-"""What is expected to fail, for each release with and without the series."""
+"""The expected failures of each release, with and without the series."""

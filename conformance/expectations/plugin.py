@@ -1,10 +1,10 @@
-"""What is expected to fail, for each release with and without the series.
+"""Mark the expected failures of each release, with and without the series.
 
-conformance/expectations/<release>-<stock or patched>.txt holds ids of tests, one a line, each below the reason it fails
-for (lines that begin with #). An id that ends in * stands for all that begin like it. A reason says which of three
-things it is, "No such API: ", "Wrong: " (or "Upstream model fault, MODEL: ") or "Refused: ", as a tree may.
-An expected failure that passes is a failure, and so is an id of no test. A version that has no file borrows that of the
-nearest release: there, what passes is an improvement, and an id of no test says nothing.
+conformance/expectations/<release>-<stock or patched>.txt has a test id on each line. The lines above it that begin with
+# give the reason. An id that ends in * stands for all ids with that beginning. A reason starts with its kind:
+"No such API: ", "Wrong: " (or "Upstream model fault, MODEL: "), or "Refused: " for an error that a tree is free to
+raise. If an expected failure passes, that is a failure. An id that names no test is a failure too. A version without a
+file uses the file of the nearest release. There a test that passes is an improvement, and an id may name no test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Expectation:
 
 
 def read(path: Path) -> list[Expectation]:
-    """The expectations of a file; none if there is no such file."""
+    """The expectations of a file. Without the file there are none."""
     found, reason = [], ""
     lines = path.read_text().splitlines() if path.exists() else []
     for number, (line, before) in enumerate(zip(lines, ["", *lines], strict=False), 1):
@@ -50,7 +50,7 @@ def read(path: Path) -> list[Expectation]:
 
 
 class Problem(pytest.Item):
-    """A test that fails with one sentence."""
+    """A test that always fails, with one sentence."""
 
     def __init__(self, *, sentence: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -61,7 +61,7 @@ class Problem(pytest.Item):
 
 
 class Unimportable(pytest.Module):
-    """A test file that needs names which this mlx-lm does not have: it is one failing test, ``import``."""
+    """A test file that imports names which this mlx-lm lacks. It counts as one failing test, ``import``."""
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
         try:
@@ -76,7 +76,7 @@ class Unimportable(pytest.Module):
 
 
 class Plugin:
-    """Of the file of a release, its own (``strict``) or one that it borrows."""
+    """Applies a file of expectations: that of the release (``strict``), or that of the nearest one."""
 
     def __init__(self, path: Path, strict: bool = True) -> None:
         self.expectations = read(path)
@@ -91,14 +91,14 @@ class Plugin:
         return f"{self.name}: {len(self.expectations)} expectations{borrowed}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Improvements, which are no failures."""
+        """List the improvements. They are not failures."""
         improved = [report.nodeid for report in terminalreporter.getreports("xpassed")]
         if improved:
             terminalreporter.write_sep("=", f"improved since {self.name}: {len(improved)}")
             for nodeid in improved:
                 terminalreporter.write_line(f"IMPROVED {nodeid}")
 
-    @pytest.hookimpl(tryfirst=True)  # before -k and -m take tests away
+    @pytest.hookimpl(tryfirst=True)  # before -k and -m remove tests
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         parts = any("::" in argument for argument in config.args)
         stale = [] if parts or not self.strict else self.stale([item.nodeid for item in items], config.rootpath)
@@ -117,7 +117,7 @@ class Plugin:
             ]
 
     def stale(self, nodeids: Iterable[str], root: Path) -> list[Expectation]:
-        """The expectations that cover no test, of the files that were collected and of those that are not there."""
+        """The expectations that cover no test, for collected files and for files that do not exist."""
         nodeids = list(nodeids)
         files = {nodeid.split("::")[0] for nodeid in nodeids}
         looked_at = [one for one in self.expectations if one.file in files or not (root / one.file).exists()]

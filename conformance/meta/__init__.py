@@ -1,1 +1,1 @@
-"""The suite and this repository, tested."""
+"""Tests of the suite and of this repository."""

@@ -1,7 +1,7 @@
 """Report how one model is decoded on this machine, or put reports of several machines into a table.
 
-scripts/report.sh --model PATH_OR_REPO        # about ten minutes: report-*.json, and the same as a page
-scripts/report.sh --merge report-*.json       # into docs/benchmarks/reports.json and the table of docs/benchmarks.md
+scripts/report.sh --model PATH_OR_REPO        # about ten minutes: writes report-*.json and report-*.md
+scripts/report.sh --merge report-*.json       # updates docs/benchmarks/reports.json and the table of docs/benchmarks.md
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", help="a directory or a Hugging Face repo")
     what.add_argument("--merge", nargs="+", type=Path, metavar="FILE", help="reports to put into the table")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="for the report, default: here")
-    parser.add_argument("--device", choices=["cpu", "gpu"], help="default: what mlx chooses")
-    parser.add_argument("--minutes", type=float, default=10, help="no part is begun after these, default %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Path(), metavar="FOLDER", help="where to write the report (default: here)"
+    )
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="where to decode (default: what mlx chooses)")
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="start no new part after this time (default: %(default)s)"
+    )
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if not args.out.is_dir():
@@ -37,7 +41,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def merge(args: argparse.Namespace) -> int:
-    """Nothing is written unless every file is a report."""
+    """Put reports into the table. If one file is no report, nothing is written."""
     kept, document = args.docs / KEPT, args.docs / DOCUMENT
     new = [read(path) for path in args.merge]
     reports = merged(json.loads(kept.read_text("utf-8")) if kept.exists() else [], new)
@@ -60,7 +64,7 @@ def make(args: argparse.Namespace) -> int:
         if not mx.is_available(getattr(mx, args.device)):
             print(f"error: this mlx has no {args.device}: leave --device out.", file=sys.stderr)
             return 1
-        # Before mlx_lm is imported, which makes its stream for the default device.
+        # mlx_lm makes its stream for the default device when it is imported.
         mx.set_default_device(getattr(mx, args.device))
     from conformance.__main__ import load
     from conformance.check.prompts import Unusable
@@ -82,7 +86,7 @@ def make(args: argparse.Namespace) -> int:
     if Path(args.model).is_dir():
         config = load_config(Path(args.model))
     found = measured(args.model, model, tokenizer, config or vars(model.args), args.minutes, say)
-    # A model may compute what is no number, which JSON does not have.
+    # A model may compute NaN or infinity, which JSON does not have.
     report = json.loads(json.dumps(found), parse_constant=lambda _: None)
     about = report["about"]
     name = re.sub(r"\W+", "-", f"report {about['model'].split('/')[-1]} {about['chip']} {about['device']}").lower()

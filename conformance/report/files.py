@@ -1,4 +1,4 @@
-"""The files that reports are kept in. Whatever is read may be damaged, or somebody's file of another kind."""
+"""Read and merge the files of reports. A file may be damaged, or may not be a report at all."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-# Changes with what a report holds.
+# Goes up whenever the content of a report changes.
 FORMAT = 1
-# What each part holds: a type, a list of such a thing, or None beside it.
+# The shape of each part: a type, a list of a shape, or a choice with None.
 _NUMBER = (int, float)
 _SHAPE: dict[str, Any] = {
     "format": int,
@@ -24,12 +24,12 @@ _SHAPE: dict[str, Any] = {
 }
 _CHECK = {"exit": int, "prompts": [{"name": str, "verdict": str, "equal": int, "pairs": int}]}
 _PROBE = {"rows": [{"length": int, "noise": (*_NUMBER, type(None)), "cost": _NUMBER}], "draft_margin": _NUMBER}
-# A name is no page.
+# The longest name that is accepted.
 _LONGEST = 200
 
 
 class Unreadable(Exception):
-    """A file that is no report; the message says why, and what to do."""
+    """The file is no report. The message says why, and what to do."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -83,6 +83,6 @@ def _match(value: Any, shape: Any, where: str) -> None:
 
 
 def merged(before: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One report for each model on each chip and mlx, the last one, ordered by these."""
+    """The newest report of each model on each chip and mlx, in this order."""
     by_key = {tuple(each["about"][name] for name in ("chip", "device", "model", "mlx")): each for each in before + new}
     return [by_key[key] for key in sorted(by_key)]

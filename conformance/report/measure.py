@@ -1,4 +1,4 @@
-"""What a report measures: the verdict of ``check``, the blocks of ``probe``, batches, and six short workloads."""
+"""Measure what a report needs: the verdict of ``check``, the blocks of ``probe``, batches, and six short workloads."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from conformance.report.files import FORMAT
 from conformance.testing.device import device
 from conformance.testing.texts.prompts import PROMPTS
 
-# Edits, records, a quotation and a copy, and one text that repeats nothing.
+# Edits, records, a quotation, a copy, and one text that repeats nothing.
 WORKLOADS = ("rename", "delete", "lookup", "quote", "echo", "nothing_to_copy")
-# The first round of each workload compiles.
+# The first round of each workload compiles, and does not count.
 ROUNDS, TOKENS = 3, 96
 BATCHES, LENGTHS, CONTEXT, REPEATS = (1, 2, 4, 8), (1, 2, 4, 8, 16), 256, 5
 Say = Callable[[str], None]
 
 
 def about(name: str, model: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """The model and the machine, without a path or a name of its owner."""
+    """Describe the model and the machine, without a path and without a name of the owner."""
     weights = [weight for _, weight in tree_flatten(model.parameters())]
     chip, kind, system = device().rsplit(", ", 2)
     return {
@@ -56,7 +56,7 @@ def about(name: str, model: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
-    """The verdict on the short prompts of ``check``."""
+    """The verdict of ``check`` on its short prompts."""
     prompts = {name: messages for name, messages in built_in().items() if name.endswith("short")}
     args = argparse.Namespace(
         prompts=prompts, max_tokens=64, draft_type="auto", num_draft_tokens="auto", draft_margin=0.0, ungated=False
@@ -68,7 +68,7 @@ def checked(model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
 
 
 def probed(model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
-    """Noise and costs of the blocks of ``probe --quick``."""
+    """The noise and the costs of blocks, as in ``probe --quick``."""
     with contextlib.redirect_stdout(io.StringIO()):
         found = probe.main(argparse.Namespace(quick=True), model, tokenizer, say)
     kept = ("length", "noise", "changed", "cost")
@@ -76,7 +76,7 @@ def probed(model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
 
 
 def batched(model: Any, tokenizer: Any, say: Say) -> list[dict[str, Any]]:
-    """What a pass of so many rows of so many tokens costs, in passes of one row of one token."""
+    """The cost of forward passes by rows and tokens in each row, in passes of one token of one row."""
     tokens = probe.tokens_of(tokenizer)
     medians: dict[tuple[int, int], float] = {}
     for rows in BATCHES:
@@ -95,7 +95,7 @@ def batched(model: Any, tokenizer: Any, say: Say) -> list[dict[str, Any]]:
 
 
 def timed(model: Any, tokenizer: Any, name: str) -> dict[str, Any]:
-    """One workload, decoded plain and with the default drafter in turns."""
+    """Time one workload. Plain decoding and the default drafter take turns."""
     prompt, eos = list(encode(tokenizer, PROMPTS[name])), set(tokenizer.eos_token_ids)
     runs = [[decode(model, prompt, eos, kind, TOKENS) for kind in (None, "auto")] for _ in range(ROUNDS)]
     plain, drafted = zip(*runs[1:], strict=True)
@@ -107,7 +107,7 @@ def timed(model: Any, tokenizer: Any, name: str) -> dict[str, Any]:
         "workload": name,
         "tokens": n_tokens,
         "same": all(run.tokens == runs[0][0].tokens for pair in runs for run in pair),
-        # An answer of one token takes no time after its first.
+        # An answer of one token has no time after its first token.
         "plain_tps": (n_tokens - 1) / seconds if n_tokens > 1 else 0.0,
         "speed": statistics.median(ratios) if n_tokens > 1 else 1.0,
         "tokens_a_forward": n_tokens / max(stats.forwards, 1),
@@ -116,7 +116,7 @@ def timed(model: Any, tokenizer: Any, name: str) -> dict[str, Any]:
 
 
 def measured(name: str, model: Any, tokenizer: Any, config: dict[str, Any], minutes: float, say: Say) -> dict[str, Any]:
-    """A whole report. What there is no time for is left out, and listed."""
+    """A whole report. It lists the parts that were left out for lack of time."""
     deadline = time.monotonic() + 60 * minutes
     report: dict[str, Any] = {"format": FORMAT, "about": about(name, model, config)}
     left_out: list[str] = []
@@ -128,7 +128,7 @@ def measured(name: str, model: Any, tokenizer: Any, config: dict[str, Any], minu
         try:
             value = found()
         except Exception as error:
-            # A model that cannot do one of these can be asked for the others.
+            # A model that fails in one part may manage the others.
             left_out.append(f"{stage} ({type(error).__name__}: {str(error)[:80]})")
             continue
         if stage in WORKLOADS:

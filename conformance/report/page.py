@@ -1,4 +1,4 @@
-"""A report as a page, and many as a table by chip."""
+"""Write one report as a page, and many reports as a table by chip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARKS = re.compile(r"(<!-- reports -->\n).*?(<!-- end reports -->)", re.DOTALL)
 
 
 def cell(text: Any) -> str:
-    """Text of somebody else's file, harmless in a table."""
+    """Escape text of another person's file for a table."""
     return re.sub(r"[^\w .,:;()/+*=-]", "", str(text))[:60] or "—"
 
 
@@ -40,7 +40,7 @@ def weights(about: dict[str, Any]) -> str:
 
 
 def of_speeds(report: Report) -> tuple[float, float, float, str]:
-    """Tokens a second of plain decoding, the mean speed, the worst, and how many texts are the same."""
+    """Plain tokens a second, the mean speed, the worst speed, and how many texts are the same."""
     found = [each for each in report["speeds"] if each["speed"] > 0 and each["plain_tps"] > 0]
     speeds = [each["speed"] for each in found]
     same = f"{sum(each['same'] for each in report['speeds'])} of {len(report['speeds'])}"
@@ -58,7 +58,7 @@ def of_batch(report: Report, rows: int, length: int) -> float:
 
 
 def by_chip(reports: list[Report]) -> str:
-    """One line a report."""
+    """A table with one line for each report."""
     head = "chip|model|weights|mlx|plain tok/s|speed|worst|same text|check".split("|")
     rows = [[*head, *(f"block of {length}" for length in SHOWN), "4 rows of 4"]]
     for report in reports:
@@ -76,12 +76,12 @@ def by_chip(reports: list[Report]) -> str:
 
 
 def filled(document: str, reports: list[Report]) -> str:
-    """A document with the table between its marks."""
+    """A document with the table between its two marks."""
     return MARKS.sub(lambda found: f"{found[1]}{by_chip(reports)}\n{found[2]}", document)
 
 
 def page(report: Report) -> str:
-    """A report for a person."""
+    """A report as Markdown."""
     about = report["about"]
     lines = [f"# {cell(about['model'])} on {cell(about['chip'])}, {cell(about['device'])}", ""]
     lines += [f"{name} {cell(about[name])}" for name in ("system", "mlx", "mlx-lm", "python", "made")]

@@ -1,1 +1,1 @@
-"""One JSON file a run of the suite, and the page and the table that are made from such files."""
+"""One JSON file for each run of the suite, and the page and the table made from these files."""

@@ -1,8 +1,8 @@
 """Make a page and a table from runs of the suite: python -m conformance.scorecard page|table|keep FILE...
 
-A FILE is what pytest --scorecard=FILE wrote (scripts/tox.sh leaves them in .tox/scorecards), or what keep wrote.
-Where two are of the same release, flavour, mlx and device, the later one counts; with the same series, what it left out
-stays as it was.
+A FILE comes from pytest --scorecard=FILE (scripts/tox.sh writes them into .tox/scorecards), or from keep. If two runs
+have the same release, flavour, mlx and device, the later one counts. If they also have the same series, the parts that
+the later one left out are kept.
 
 page    one HTML file, without a script or a network
 table   a table in Markdown of the default release with its newest mlx: printed, or put between the markers of --readme
@@ -28,8 +28,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     for one in made.values():
         one.add_argument("files", nargs="+", type=Path, metavar="FILE")
     for name in ("page", "keep"):
-        made[name].add_argument("--out", type=Path, required=True, metavar="FILE", help="where it is written")
-    made["table"].add_argument("--readme", type=Path, metavar="FILE", help="a document with the markers")
+        made[name].add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    made["table"].add_argument("--readme", type=Path, metavar="FILE", help="a document with the two markers")
     return parser.parse_args(arguments)
 
 

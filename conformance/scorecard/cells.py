@@ -1,7 +1,7 @@
-"""Cells: the results of the tests of a row, or of a part of it, in one run; and the verdict on the whole run.
+"""A cell has the results of the tests of a row, or of a part of it, in one run. A run has a state and a verdict.
 
-A file of one run (``pytest --scorecard=FILE``) names every test; ``kept`` leaves out the names of those that passed,
-and a file of several such runs is ``{"runs": [...]}``. Both can be read.
+A file of one run (``pytest --scorecard=FILE``) names every test. ``kept`` makes a file of several runs,
+``{"runs": [...]}``, without the names of the tests that passed. ``load`` reads both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY
 
 PASSED, FAILED, EXPECTED, SKIPPED, LEFT_OUT = "passed", "failed", "expected", "skipped", "left out"
 CONFORMANT, NOT_RUN = "conformant", "not run"
-# What withholds the word, the worst first, as it is said of so many tests.
+# The outcomes that make a run not conformant, the worst first, in the words of a count.
 SAID = {FAILED: "failed", EXPECTED: "expected to fail", SKIPPED: "skipped", LEFT_OUT: "left out"}
 ABOUT = ("release", "flavour", "mlx-lm", "mlx", "device", "python")
 
@@ -28,7 +28,7 @@ class Cell:
     passed: int = 0
     examples: int = 0
     tokens: int = 0
-    # Of the tests that did not pass: those of each outcome and reason.
+    # The tests that did not pass, by outcome and reason.
     why: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def add(self, test: str, result: dict[str, Any]) -> None:
@@ -57,14 +57,14 @@ class Cell:
 
     @property
     def state(self) -> str:
-        """The worst outcome; conformant only if every test passed, and there is one."""
+        """The worst outcome. It is conformant only if there are tests and all of them passed."""
         if not self.run:
             return NOT_RUN
         return next((outcome for outcome in SAID if self.counts[outcome]), CONFORMANT)
 
     @property
     def said(self) -> str:
-        """How many of its tests did what."""
+        """The counts of its tests by outcome, in words."""
         counts = self.counts
         others = [f"{counts[outcome]:,} {word}" for outcome, word in SAID.items() if counts[outcome]]
         if not others:
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Of the whole run: conformant only if every row has tests, and all of them passed."""
+        """The state of the whole run. It is conformant only if every row has tests and all of them passed."""
         state = self.total.state
         if state != CONFORMANT:
             return state
@@ -123,7 +123,7 @@ class Run:
 
     @property
     def kinds(self) -> Counter[str]:
-        """Of what is expected to fail: no such API, wrong, refused."""
+        """The expected failures, counted by kind: no such API, wrong, refused."""
         found = Counter[str]()
         for word in KINDS.values():
             found[word] = 0
@@ -147,9 +147,10 @@ class Run:
 
 
 def read(run: dict[str, Any], where: Path) -> Run:
-    """
+    """Read a run.
+
     Raises:
-        ValueError: if the run is of a part of the suite, or has rows that are not those of today.
+        ValueError: if the run is only a part of the suite, or has rows that no longer exist.
     """
     if not run["whole"]:
         raise ValueError(f"{where} is of a run with paths, a part of the suite: leave them out.")
@@ -170,7 +171,7 @@ def read(run: dict[str, Any], where: Path) -> Run:
 
 
 def updated(rows: Rows, newer: Rows) -> Rows:
-    """The newer rows, and of the older ones the parts that were run and not again."""
+    """The newer rows, and the parts of the older rows that only the older run has."""
 
     def ran(parts: dict[str, Cell]) -> dict[str, Cell]:
         return {part: cell for part, cell in parts.items() if cell.run}
@@ -179,9 +180,9 @@ def updated(rows: Rows, newer: Rows) -> Rows:
 
 
 def load(paths: Sequence[Path]) -> list[Run]:
-    """The runs of these files. A later one takes the place of one of the same release, flavour, mlx and device.
+    """The runs of these files. A later run replaces one of the same release, flavour, mlx and device.
 
-    With the same series, what it left out stays as it was: two environments make a run.
+    If both have the same series, the parts that the later one left out are kept: two environments make one run.
     """
     found: dict[tuple[str, ...], Run] = {}
     for path in paths:
@@ -196,7 +197,7 @@ def load(paths: Sequence[Path]) -> list[Run]:
 
 
 def order(run: Run) -> tuple[Any, ...]:
-    """The newest release first, with the series before without it."""
+    """The sort key of a run: the newest release first, and with the series before without it."""
 
     def numbers(version: str) -> list[int]:
         return [-int(part) if part.isdigit() else 0 for part in version.split(".")]
@@ -206,7 +207,7 @@ def order(run: Run) -> tuple[Any, ...]:
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """What tells the runs apart: releases and flavours, and where that is not enough their mlx and device, too."""
+    """A name for each run: release and flavour, and also mlx and device if two runs would have the same name."""
     found = [run.name for run in runs]
     for more in ([f"mlx {run.about['mlx']}" for run in runs], [run.about["device"] for run in runs]):
         found = [f"{n}, {m}" if found.count(n) > 1 else n for n, m in zip(found, more, strict=True)]
@@ -214,7 +215,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 
 def kept(runs: Sequence[Run]) -> str:
-    """The text of the file of several runs."""
+    """The text of a file of several runs."""
 
     def cell(one: Cell) -> dict[str, Any]:
         why = [[outcome, reason, tests] for (outcome, reason), tests in one.why.items()]
@@ -224,7 +225,7 @@ def kept(runs: Sequence[Run]) -> str:
         rows = {name: {part: cell(one) for part, one in parts.items()} for name, parts in run.rows.items()}
         return run.about | {"kept": True, "whole": True, "rows": rows}
 
-    # One line a row of a run, so that a change can be read.
+    # One line for each row of a run, so that a diff is readable.
     lines = []
     for run in map(shown, runs):
         head = json.dumps({name: value for name, value in run.items() if name != "rows"}, ensure_ascii=False)

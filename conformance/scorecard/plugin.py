@@ -1,4 +1,4 @@
-"""pytest --scorecard=FILE: the result of each test of a run, in one JSON file."""
+"""pytest --scorecard=FILE writes the result of each test of a run into one JSON file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from conformance.testing.tally import TALLY
 
 
 def sentence(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The first line of what a test failed with."""
+    """The first line of the error of a failed test."""
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = (crash.message if crash is not None else report.longreprtext).strip().splitlines()
-    # xdist writes which process it was above a sentence.
+    # xdist puts a line with the name of the process above the error.
     return next((str(line)[:300] for line in lines if not line.startswith("[gw")), "")
 
 
 def outcome(report: pytest.TestReport) -> tuple[str, str]:
-    """And its reason."""
+    """The outcome of a test, and its reason."""
     if hasattr(report, "wasxfail"):
         return (EXPECTED if report.skipped else FAILED), report.wasxfail.removeprefix("reason: ")
     if report.skipped:
@@ -35,29 +35,30 @@ def outcome(report: pytest.TestReport) -> tuple[str, str]:
 
 
 def row_of(item: pytest.Item, rows: Sequence[Row] = ROWS) -> Row:
-    """
+    """The row of a test.
+
     Raises:
-        LookupError: if its folder and marks name none, or several.
+        LookupError: if its folder and marks name no row, or several.
     """
     contract = item.get_closest_marker("contract")
     mark = "planted" if item.get_closest_marker("planted") else str(contract.args[0]) if contract else ""
     return find(item.nodeid, mark, rows)
 
 
-# Marks of tests about this repository and its suite, whatever is installed.
+# Marks of tests about this repository and its suite. They do not depend on the installed mlx-lm.
 ELSEWHERE = ("repository", "selftest", "series")
 
 
 class Plugin:
-    """Of a run in one process, or the one that starts the others, or one of these."""
+    """Collects results. It serves a run in one process, the main process of several, and a worker process."""
 
     def __init__(self, path: Path, about: dict[str, str], rows: Sequence[Row] = ROWS) -> None:
         self.path, self.about, self.rows = path, about, rows
         self.said = f"scorecard: {path}"
-        # Tests that were collected, and those that -k and -m took away, but for those about this repository alone.
+        # The collected tests, and those that -k and -m removed, without the tests about this repository.
         self.collected: set[str] = set()
         self.left_out: set[str] = set()
-        # The row of each test, where its file could be imported.
+        # The row of each test whose file could be imported.
         self.row: dict[str, str] = {}
         self.without_a_row = ""
         self.tests: dict[str, dict[str, Any]] = {}
@@ -83,7 +84,7 @@ class Plugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:
-        # A process that died has none.
+        # A process that died has no results.
         left_out, row = getattr(node, "workeroutput", {}).get("scorecard", ([], {}))
         self.left_out |= set(left_out)
         self.row |= row
@@ -126,7 +127,7 @@ class Plugin:
         for test, result in sorted(self.tests.items()):
             row = named[self.row[test]] if test in self.row else find(test, rows=self.rows)
             rows.setdefault(row.name, {})[test] = {"part": part(row, test)} | result
-        # With paths, files were not even collected.
+        # A run with paths does not collect the other files.
         whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.about | {"whole": whole, "rows": rows}, indent=1) + "\n", "utf-8")

@@ -1,7 +1,7 @@
-"""The rows of the scorecard: a folder each, and the marks that put a test of another folder into a row.
+"""The rows of the scorecard. A row has a folder; marks put tests of other folders into it.
 
-``@pytest.mark.contract("C3")`` puts a test into the row of that contract, ``@pytest.mark.planted`` into that of the
-planted faults. Every other test belongs to the row of its folder.
+``@pytest.mark.contract("C3")`` puts a test into the row of that contract, ``@pytest.mark.planted`` into the
+row of the planted faults. Every other test belongs to the row of its folder.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ THE_SUITE, THIS_REPOSITORY = "the suite itself", "this repository"
 
 @dataclass(frozen=True)
 class Row:
-    # Its first word is what a mark names.
+    # A mark names the first word.
     name: str
     folder: str
     group: str
     about: str
-    # What in the parameters of a test names its part of the row; without it the parts are the files.
+    # Finds the name of the part in the parameters of a test. Without it each file is a part.
     part: str = ""
 
 
@@ -91,15 +91,15 @@ ROWS = (
     Row("tools", "meta/tools", THE_SUITE, "what the tests and the benchmark use"),
     Row("series and scripts", "meta/repository", THIS_REPOSITORY, "the patches, the scripts and the documents"),
 )
-# Where an expectation is of no test, its line in this folder is the test that fails.
+# If an expectation names no test, its line in this folder fails as a test.
 ELSEWHERE = {"expectations": "meta/repository"}
 
 
 def find(test: str, mark: str = "", rows: Sequence[Row] = ROWS) -> Row:
-    """The row of a test: the one that its mark names, or that of its folder.
+    """The row of a test: the row that its mark names, or else that of its folder.
 
     Raises:
-        LookupError: if there is none, or several are.
+        LookupError: if there is no such row, or more than one.
     """
     path = test.split("::")[0].removeprefix(HERE)
     first, _, _ = path.partition("/")
@@ -118,6 +118,6 @@ def find(test: str, mark: str = "", rows: Sequence[Row] = ROWS) -> Row:
 
 
 def part(row: Row, test: str) -> str:
-    """What of its row a test is about."""
+    """The part of its row that a test belongs to."""
     found = re.search(row.part + "$", test, re.DOTALL) if row.part else None
     return found[1] if found else Path(test.split("::")[0]).stem.removeprefix("test_")

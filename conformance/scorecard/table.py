@@ -33,7 +33,7 @@ LEAST, MOST = 60, 240
 
 
 def short(reason: str) -> str:
-    """The beginning of a reason, in whole sentences if they are not too long."""
+    """The start of a reason, in whole sentences if they are not too long."""
     text = ""
     for sentence in re.split(r"(?<=\.)\s+", reason):
         if len(text) < LEAST:
@@ -73,7 +73,7 @@ def shown(cell: Cell, tests: int) -> str:
 
 
 def newest(runs: Sequence[Run]) -> list[Run]:
-    """Of each release, flavour and device the run with the newest mlx, which comes first: the page has the others."""
+    """The run with the newest mlx for each release, flavour and device. The page shows the others."""
     found: dict[tuple[str, ...], Run] = {}
     for run in runs:
         found.setdefault(tuple(run.about[name] for name in ("release", "flavour", "device")), run)

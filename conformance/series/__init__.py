@@ -1,1 +1,1 @@
-"""The patches: their checkout, their review, their lint."""
+"""The patches: check them out, review them, lint them."""

@@ -1,4 +1,4 @@
-"""A change of mlx-lm: two commits of a repository, a patch of the series or what somebody proposes."""
+"""A change of mlx-lm, as two commits of a repository: a patch of the series, or a branch that somebody proposes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from conformance.series.changed import changed_tests
 from conformance.series.trees import Done, run_tests
 from conformance.series.upstream_tests import AS_ON_STOCK, with_model
 
-# How pytest ends when a test fails, when a file does not import, and when it is asked for tests of such a file.
+# pytest's exit status when a test fails, when a file does not import, and when a test of such a file is named.
 FAILURES = (1, 2, 4)
-# What is raised where a name is missing: it proves less than a wrong result.
+# The errors of a missing name. They prove less than a wrong result does.
 MISSING = ("ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "TypeError")
 TESTS = re.compile(r"tests/test_\w+\.py")
 
 
 class NoChange(Exception):
-    """What was named is no change; the message says why."""
+    """The name does not lead to a change. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Change:
         return subprocess.run(["git", "-C", self.repository, *args], capture_output=True, check=True).stdout
 
     def numbers(self) -> list[tuple[int, int, str]]:
-        """Lines added and removed of each file."""
+        """(lines added, lines removed, file) for each file."""
         said = self.git("diff", "--no-renames", "--numstat", self.before, self.after).decode()
         rows = [line.split("\t") for line in said.splitlines()]
         return [(int(plus), int(minus), name) for plus, minus, name in rows if plus != "-"]
 
     def tests(self) -> list[str]:
-        """The files of tests that it changes."""
+        """The test files that it changes."""
         listed = set(self.git("ls-tree", "-r", "--name-only", self.after, "tests").decode().split())
         return [name for _, _, name in self.numbers() if TESTS.fullmatch(name) and name in listed]
 
@@ -60,7 +60,7 @@ def of_patch(number: int) -> Change:
 
 
 def of_ref(name: str, against: str = "") -> Change:
-    """What a ref of a clone, DIRECTORY@REF, changes: since it left ``against``, or in its last commit."""
+    """The change of DIRECTORY@REF, a ref of a clone: all since it left ``against``, or else its last commit."""
     directory, _, ref = name.rpartition("@")
     where = Path(directory).expanduser().resolve()
     change = Change(where, "", "", name, "0+reviewed")
@@ -74,7 +74,7 @@ def of_ref(name: str, against: str = "") -> Change:
 
 
 def selected(file: str, before: Path, after: Path) -> list[str]:
-    """What of a change's tests is its own: those that it adds or changes, or the file if it changes what they share."""
+    """The tests of a file that a change adds or changes, or the whole file if it changes code that the tests share."""
     old = (before / file).read_text() if (before / file).exists() else ""
     return [f"{file}::{name}" for name in changed_tests(old, (after / file).read_text())] or [file]
 
@@ -87,7 +87,7 @@ def with_and_without(change: Change, folder: Path, to_the_end: bool = False) -> 
     if not tests:
         return Done(0, "it has no test"), Done(0, "it has no test")
     passed = run_tests(after, *tests, *AS_ON_STOCK)
-    # With what they share, which is not what is to be shown.
+    # Helpers that the tests share come along. Only the package itself is to be missing.
     for file in (name for _, _, name in change.numbers() if name.startswith("tests/") and (after / name).exists()):
         (before / file).parent.mkdir(exist_ok=True)
         (before / file).write_bytes((after / file).read_bytes())
@@ -95,13 +95,13 @@ def with_and_without(change: Change, folder: Path, to_the_end: bool = False) -> 
 
 
 def failures(said: str) -> list[tuple[str, str]]:
-    """The tests that fail, and the first line of how."""
+    """The tests that fail, each with the first line of its message."""
     found = re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) (tests/\S+)(?: - (.*))?$", said, re.MULTILINE)
     error = re.search(r"^E +(\w+(?:Error|Exception).*)$", said, re.MULTILINE)
     return [(test, how or (error[1] if error else "")) for test, how in dict(found).items()]
 
 
 def by_kind(found: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Those with a wrong result, and those for want of a name."""
+    """The tests that fail with a wrong result, and those that fail because a name is missing."""
     wanting = [one for one in found if one[1].split(":")[0].rpartition(".")[2] in MISSING]
     return [one for one in found if one not in wanting], wanting

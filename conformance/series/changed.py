@@ -1,4 +1,4 @@
-"""Which tests of a file a patch adds or changes."""
+"""Find the tests of a file that a patch adds or changes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 
 def changed_tests(before: str, after: str) -> list[str]:
-    """The names of the tests that are new or read otherwise, "Class::test" or "test".
+    """The names of the tests that are new or changed, as "Class::test" or "test".
 
-    There are none if something else than tests and imports differs too: any of the tests may use it.
+    The list is empty if anything but tests and imports differs too: any test may use that.
     """
     (old, shared_before), (new, shared) = _parts(before), _parts(after)
     if before and shared_before != shared:
@@ -18,7 +18,7 @@ def changed_tests(before: str, after: str) -> list[str]:
 
 
 def _parts(source: str) -> tuple[dict[str, str], str]:
-    """The tests by name, and what is left without them and without imports."""
+    """The tests by name, and the rest of the source without tests and imports."""
     module = ast.parse(source)
     tests = dict(_tests(module))
     module.body = [node for node in module.body if not isinstance(node, ast.Import | ast.ImportFrom)]

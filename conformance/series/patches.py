@@ -1,4 +1,4 @@
-"""The patches, and the checkout that scripts/apply.sh made from them for the release that is installed."""
+"""The patches, and the checkout that scripts/apply.sh makes from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATCHES = sorted((ROOT / "patches").glob("[0-9]*.patch"))
 
 
 def checkout(release: str = "") -> Path:
-    """The source of a release: of the mlx-lm that is installed, or of the default one where none is."""
+    """The checkout of a release, by default of the installed mlx-lm, or of the default release if none is installed."""
     try:
         release = release or (version("mlx-lm") or DEFAULT).split("+")[0]
     except PackageNotFoundError:
@@ -30,7 +30,7 @@ def git(*args: str, release: str = "") -> bytes:
 
 
 def commits(release: str = "") -> list[str]:
-    """The release, then one commit a patch."""
+    """The commit of the release, then one commit for each patch."""
     return git("rev-list", "--reverse", "HEAD", release=release).decode().split()
 
 

@@ -1,4 +1,4 @@
-"""What a patch changes, and whether its tests need it: scripts/review.sh N, or scripts/review.sh DIRECTORY@REF
+"""Show what a patch changes, and whether its tests need it: scripts/review.sh N, or scripts/review.sh DIRECTORY@REF
 
 python -m conformance.series.review N              patch N of the series
 python -m conformance.series.review --all          all of them, one after the other
@@ -22,7 +22,7 @@ from conformance.series.patches import PATCHES, commits
 from conformance.series.surface import functions, modules, signature
 from conformance.series.upstream_tests import KNOWN, outcome, related
 
-# Tests of each kind that are named.
+# How many failing tests of each kind are named.
 SHOWN = 6
 
 
@@ -32,7 +32,7 @@ def own_tests(patch: str) -> list[str]:
 
 @dataclass
 class Report:
-    """The lines of a report, and what is wrong."""
+    """The lines of a report, and the faults that it found."""
 
     lines: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Report:
 
 
 def public(tree: Path) -> dict[str, str]:
-    """Every public function, method and class with what it takes."""
+    """Every public function, method and class, with its signature."""
     found = {name: signature(node) for name, node in functions(tree).items()}
     classes = {f"{file}:{name}": "" for file, module in modules(tree) for name in _classes(module)}
     named = {name.removesuffix(".__init__"): takes for name, takes in (classes | found).items()}
@@ -55,7 +55,7 @@ def _classes(module: object) -> list[str]:
 
 
 def names(before: Path, after: Path) -> list[str]:
-    """What a patch adds to, removes from and changes in the public names."""
+    """The public names that a patch adds, removes and changes, a line each."""
     old, new = public(before), public(after)
     added = [f"added    {name}{new[name]}" for name in new if name not in old]
     removed = [f"removed  {name}{old[name]}" for name in old if name not in new]
@@ -118,10 +118,10 @@ def last_count(said: str) -> str:
 
 
 def last_line(said: str) -> str:
-    """How a run of tests ended: the first error, or pytest's count."""
+    """How a run of tests ended: the first error, or the count of pytest."""
     errors = re.findall(r"^(?:E +)?((?:\w+Error|\w+Exception)\b.*)$", said, re.MULTILINE)
     counts = re.findall(r"^=*\s*(\d+ (?:passed|failed|error).*?)\s*=*$", said, re.MULTILINE)
-    return (errors or counts or said.strip().splitlines()[-1:] or ["nothing was said"])[0][:110]
+    return (errors or counts or said.strip().splitlines()[-1:] or ["no output"])[0][:110]
 
 
 def run_upstreams_tests(report: Report, trees: list[Path], files: list[str]) -> None:
@@ -129,7 +129,7 @@ def run_upstreams_tests(report: Report, trees: list[Path], files: list[str]) -> 
     if not tests:
         report.add("upstream", "no test of upstream's imports what it changes")
         return
-    # Not above: processes that run tests import this module again, and must not have an mlx-lm before the tree's.
+    # Imported here: processes that run tests import this module, and must not load another mlx-lm than their tree's.
     from conformance.series.stand_in import write
 
     for tree in trees:
@@ -157,7 +157,7 @@ def review(change: Change) -> Report:
 
 
 def changes_of(args: argparse.Namespace) -> list[tuple[str, Change]]:
-    """What is to be reviewed, with its title."""
+    """The changes to review, each with its title."""
     if not args.all and not args.which.isdigit():
         return [(args.which, of_ref(args.which, args.against))]
     last = len(commits()) - 1
@@ -173,7 +173,12 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("which", metavar="N|DIR@REF", nargs="?", help="a patch, or a ref of a clone")
     which.add_argument("--all", action="store_true", help="every patch of the series")
-    parser.add_argument("--against", metavar="REF", default="", help="what the ref is to be merged into")
+    parser.add_argument(
+        "--against",
+        metavar="REF",
+        default="",
+        help="the branch to merge into: review all commits since the ref left it",
+    )
     args = parser.parse_args()
     faulty = 0
     try:

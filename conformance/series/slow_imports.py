@@ -1,4 +1,4 @@
-"""The imports that take five of the six seconds in which a test of mlx-lm starts: the same for every tree of it."""
+"""Import what every tree of mlx-lm needs. This takes five of the six seconds that a test of mlx-lm needs to start."""
 
 import pytest
 import transformers
@@ -6,5 +6,5 @@ import transformers
 __all__ = ["pytest", "transformers"]
 
 for _name in ("AutoTokenizer", "PreTrainedTokenizer", "PreTrainedTokenizerFast"):
-    # transformers imports what it holds when it is asked for.
+    # transformers imports its parts on first use.
     getattr(transformers, _name)

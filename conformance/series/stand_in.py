@@ -1,4 +1,4 @@
-"""A tiny qwen2 with random weights under the name of the one hub model that upstream's tests load."""
+"""A tiny qwen2 with random weights. It stands in for the one hub model that upstream's tests load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def write(folder: Path) -> None:
-    """Make the model below a folder; a test that runs there finds it before it asks the hub."""
+    """Write the model below a folder. A test that runs there finds it, and does not ask the hub."""
     path = folder / NAME
     path.mkdir(parents=True)
     for name in ("tokenizer_config.json", "chat_template.jinja"):

@@ -1,10 +1,10 @@
-"""What the suite knows of mlx-lm, and what a release has beyond that: read from the source, nothing is imported.
+"""List what a release of mlx-lm has that the suite does not know. It reads the source and imports nothing.
 
 python -m conformance.series.surface TREE [OLD]
-    one sentence for each cache class, model file, option and signature that is new, and what changed since the OLD tree
-    in caches, generate and server
+    prints a sentence for each new cache class, model file, option and signature; with OLD, also the changes since that
+    tree in caches, generate and server
 python -m conformance.series.surface --record
-    write the options and signatures of all pinned releases into surface.json
+    writes the options and signatures of all pinned releases into surface.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from conformance.series.patches import RELEASES, commits, unpack
 
 RECORD = Path(__file__).with_name("surface.json")
 MODELS = "mlx_lm/models/"
-# What every cache has: the series and the suite lean on it, changed by a patch or not.
+# Methods of every cache. The series and the suite use them, whether a patch changes them or not.
 CACHE_API = "mlx_lm/models/cache.py:_BaseCache."
 # A class with one of these methods may be a cache, whatever its name is.
 CACHE_METHODS = {"is_trimmable", "update_and_fetch", "make_mask"}
@@ -35,9 +35,9 @@ SINCE: dict[str, tuple[str, ...]] = {
     "muse_spark_open": ("0.32.1",),
     "prism_hadamard_qwen35": ("0.32.1", "0.32.2"),
 }
-# What nearly every test and every way to draft is held against, touched by a patch or not.
+# Functions that nearly every test compares with, whether a patch changes them or not.
 ALWAYS = ("mlx_lm/generate.py:generate_step",)
-# Where a release changes what the series and the contracts are about.
+# The files that the series and the contracts are about.
 WATCHED = ("mlx_lm/models/cache.py", "mlx_lm/generate.py", "mlx_lm/server.py")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -54,7 +54,7 @@ def _name(node: ast.expr) -> str:
 
 
 def caches(tree: Path) -> set[str]:
-    """Every class that is, or may be, the cache of a layer: ``file:Class``. A name with an underscore is a base."""
+    """Every class that may be the cache of a layer, as ``file:Class``. A name with an underscore is a base class."""
     found = set()
     for file, module in modules(tree):
         for node in ast.walk(module):
@@ -66,7 +66,7 @@ def caches(tree: Path) -> set[str]:
 
 
 def models(tree: Path) -> set[str]:
-    """Every file of a model: a module without these two classes is a part that models share."""
+    """Every model file. A module without the two classes of a model is a part that models share."""
     found = set()
     for file, module in modules(tree):
         imported = {a.asname or a.name for node in module.body if isinstance(node, ast.ImportFrom) for a in node.names}
@@ -77,7 +77,7 @@ def models(tree: Path) -> set[str]:
 
 
 def options(tree: Path) -> set[str]:
-    """Every option of every parser: ``file:--option``."""
+    """Every option of every parser, as ``file:--option``."""
     return {
         f"{file}:{argument.value}"
         for file, module in modules(tree)
@@ -89,7 +89,7 @@ def options(tree: Path) -> set[str]:
 
 
 def functions(tree: Path) -> dict[str, Function]:
-    """Every function and method, those inside functions left out: ``file:Class.method``."""
+    """Every function and method, as ``file:Class.method``. Functions inside functions are left out."""
     found: dict[str, Function] = {}
 
     def visit(prefix: str, body: list[ast.stmt]) -> None:
@@ -105,7 +105,7 @@ def functions(tree: Path) -> dict[str, Function]:
 
 
 def signature(function: Function) -> str:
-    """The arguments with their defaults, without types."""
+    """The arguments of a function with their defaults, without types."""
     arguments = copy.deepcopy(function.args)
     for argument in ast.walk(arguments):
         if isinstance(argument, ast.arg):
@@ -114,7 +114,7 @@ def signature(function: Function) -> str:
 
 
 def touched(before: Path, after: Path) -> set[str]:
-    """The functions of a tree that another one has in another form, or not at all."""
+    """The functions of ``before`` that ``after`` changes or removes."""
     old, new = functions(before), functions(after)
     files = {file: (after / file).exists() and _same(before / file, after / file) for file, _ in modules(before)}
     changed = {name: node for name, node in old.items() if not files[name.split(":")[0]]}
@@ -126,7 +126,7 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def configured() -> set[str]:
-    """The models that the suite has a configuration for, or a reason why not."""
+    """The models that the suite has a configuration for, or a reason to leave out."""
     folder = ROOT / "conformance" / "testing" / "models"
     for node in ast.parse((folder / "architectures.py").read_text()).body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "UNRUNNABLE" and node.value:
@@ -140,7 +140,7 @@ def known() -> dict[str, Any]:
 
 
 def complaints(tree: Path) -> list[str]:
-    """One sentence for each thing that the suite does not know: what to register, and where."""
+    """A sentence for each thing that the suite does not know. It says what to record, and where."""
     record, found = known(), []
     for one in sorted(caches(tree) - set(record["caches"])):
         file, name = one.split(":")
@@ -175,7 +175,7 @@ def complaints(tree: Path) -> list[str]:
 
 
 def gone(tree: Path) -> list[str]:
-    """What the series or the suite relies on and the tree does not have."""
+    """A sentence for each thing that the series or the suite needs and the tree lacks."""
     record, there = known(), functions(tree)
     lost = {
         "the cache classes": [c.split(":")[1] for c in sorted(set(record["caches"]) - caches(tree))],
@@ -186,7 +186,7 @@ def gone(tree: Path) -> list[str]:
 
 
 def changes(before: Path, after: Path) -> list[str]:
-    """One sentence for each of the files that matter: which functions a release adds, drops and has in another form."""
+    """A sentence for each file that matters: the functions that a release adds, removes and changes."""
     old, new = functions(before), functions(after)
     found = []
     for file in WATCHED:
@@ -203,7 +203,7 @@ def changes(before: Path, after: Path) -> list[str]:
 
 
 def record() -> None:
-    """Read the pinned releases, without and with the series; what is known of the caches stays as it is."""
+    """Read the pinned releases, without and with the series. The record of the caches stays as it is."""
     all_options: set[str] = set()
     signatures: dict[str, dict[str, None]] = defaultdict(dict)
     for release in RELEASES:

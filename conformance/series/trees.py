@@ -1,7 +1,7 @@
-"""Run the tests of a tree of mlx-lm, each time in a process of its own.
+"""Run the tests of a tree of mlx-lm, each run in its own process.
 
-On Linux such a process is forked from one that has done the slow imports, but none of mlx or mlx-lm. Elsewhere it
-starts from nothing.
+On Linux that process is a fork of one that has done the slow imports, but has not imported mlx or mlx-lm. On other
+systems it is a new process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 CONTEXT.set_forkserver_preload(["conformance.series.slow_imports"])
-# What the libraries read when they are imported. On Linux each compiled function would start a C++ compiler.
+# The libraries read these when they are imported. On Linux each compiled function would start a C++ compiler.
 SETTINGS = {"HF_HUB_OFFLINE": "1"} | ({"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {})
 OTHER_TREE = 99
 STARTING = threading.Lock()
@@ -30,7 +30,7 @@ class Done:
 
 
 class FirstFailure:
-    """Ends a run at the first failure, as pytest's -x does but for subtests."""
+    """Ends a run at the first failure, also in a subtest, which pytest's -x does not."""
 
     failed = False
 
@@ -44,9 +44,9 @@ class FirstFailure:
 
 
 def run_tests(tree: Path, *arguments: str, to_the_end: bool = False) -> Done:
-    """Run pytest in a tree, on the mlx-lm that is there, up to the first failure or to the end."""
+    """Run pytest on the mlx-lm of a tree, up to the first failure or to the end."""
     output = tree / "output.txt"
-    # One at a time: the variables are those of the whole process.
+    # One run at a time: environment variables belong to the whole process.
     with STARTING, patch.dict(os.environ, SETTINGS):
         process = CONTEXT.Process(target=_child, args=(tree, arguments, to_the_end, output))
         process.start()
@@ -74,5 +74,5 @@ def _child(tree: Path, arguments: tuple[str, ...], to_the_end: bool, output: Pat
     if package is not None and not Path(str(package.__file__)).is_relative_to(tree):
         code = OTHER_TREE
     sys.stdout.flush()
-    # Not sys.exit: it waits for the threads that a test which fails has left.
+    # sys.exit would wait for threads that a failed test left behind.
     os._exit(1 if first.failed else code)

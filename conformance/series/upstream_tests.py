@@ -1,4 +1,4 @@
-"""Upstream's own tests: which the suite runs, which fail by themselves, and how a tree does in them."""
+"""Upstream's own tests: which of them the suite runs, which fail on the stock release, and the result of a tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNTRAINED = "it asks a trained model to say TEST"
 _METAL = "it calls a Metal kernel"
 _CHUNKED = "0.32.0 only: it compares the chunked form of an SSD layer with single steps, which round in another way"
 FLAT = "it compares sampled texts with and without a cached prompt, and random weights give a flat distribution"
-# What fails on the stock release, offline, on a machine without Metal.
+# Tests that fail on the stock release, offline, on a machine without Metal.
 KNOWN = {
     "test_generate.py::TestGenerate::test_batch_continued_generation_ssm": _CHUNKED,
     "test_generate.py::TestGenerate::test_stream_generate_input_embeddings": _UNTRAINED,
@@ -27,13 +27,13 @@ KNOWN = {
 }
 
 
-# A run without them.
+# pytest arguments that leave them out.
 AS_ON_STOCK = [f"--deselect=tests/{test}" for test in KNOWN]
 
 
 def with_model(tree: Path) -> Path:
-    """A tree with the stand-in for the model that its tests load."""
-    # It imports mlx_lm, which must not be there when a tree's own is tested.
+    """Write the stand-in for the model that its tests load into a tree. Returns the tree."""
+    # Imported here: it imports mlx_lm, and the tests of a tree need the mlx_lm of that tree.
     from conformance.series.stand_in import write
 
     write(tree)
@@ -41,7 +41,7 @@ def with_model(tree: Path) -> Path:
 
 
 def outcome(tree: Path, tests: Iterable[str]) -> tuple[int, set[str]]:
-    """How many of a tree's tests pass, and those that fail."""
+    """The number of tests of a tree that pass, and the names of those that fail."""
     done = run_tests(tree, "--tb=no", "-rfE", *(f"tests/{test}" for test in tests), to_the_end=True)
     assert done.returncode in (0, 1), done.said[-3000:]
     passed = re.search(r"(\d+) passed", done.said)
@@ -50,7 +50,7 @@ def outcome(tree: Path, tests: Iterable[str]) -> tuple[int, set[str]]:
 
 
 def related(tree: Path, changed: Iterable[str]) -> list[str]:
-    """The tests that import a changed module by name; those of the models stand for every model file."""
+    """The tests that import a changed module by name. For any model file these are the tests of the models."""
     modules = {name.removesuffix(".py").replace("/", ".") for name in changed if name.startswith("mlx_lm/")}
     found = []
     for name in FILES:

@@ -1,1 +1,1 @@
-"""mlx_lm.server, with other clients and with any body."""
+"""mlx_lm.server with several clients, and with any request body."""

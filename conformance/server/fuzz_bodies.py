@@ -1,4 +1,4 @@
-"""Bodies for requests to mlx_lm.server: valid ones, and ones in which some fields hold junk."""
+"""Random request bodies for mlx_lm.server: valid ones, and ones with junk in some fields."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from conformance.testing.server.process import CHAT, TEXT
 
 Values = st.SearchStrategy[Any]
 
-# Any code point, half surrogate pairs among them.
+# Any code point, including unpaired surrogates.
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=12)
-# None of them is small, or an answer would be of any length.
+# No small numbers: they would be valid limits, and an answer could have any length.
 INTS = st.sampled_from([-(2**70), -1, 0, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 10**30, 10**400])
 FLOATS = st.one_of(st.floats(), st.sampled_from([float("nan"), float("inf"), 1e308, 1e-320, -0.0]))
 SCALARS: Values = st.one_of(st.none(), st.booleans(), INTS, FLOATS, TEXTS)
@@ -31,12 +31,12 @@ def unit() -> Values:
 
 
 def often(valid: Values, junk: Values = JUNK) -> Values:
-    """A valid value four times of five."""
+    """A valid value in four of five cases, else junk."""
     return st.integers(0, 4).flatmap(lambda n: junk if n == 0 else valid)
 
 
 def record(required: dict[str, Values], optional: dict[str, Values] | None = None) -> Values:
-    """An object of which now and then a member is junk, or is not there, or the whole is something else."""
+    """An object. Sometimes a member is junk or missing, or the whole object is another value."""
     members = {name: often(value) for name, value in required.items()}
     others = {name: often(value) for name, value in (optional or {}).items()}
     whole = st.fixed_dictionaries(members, optional=others)
@@ -121,7 +121,7 @@ OTHERS: dict[str, Values] = {
 
 @st.composite
 def bodies(draw: st.DrawFn) -> dict[str, Any]:
-    """A body with both a prompt and messages, so that it goes to either endpoint, and a few of the other fields."""
+    """A body with a prompt and messages, so that it suits both endpoints, and a few other fields."""
     body = {name: draw(value) for name, value in REQUIRED.items()}
     for fields in (SAMPLING, DRAFTING, OTHERS):
         for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True)):
@@ -131,7 +131,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
     return body
 
 
-# Not one of them is a request that could be answered.
+# None of these is a valid request.
 CONTENTS: Values = st.one_of(
     st.binary(max_size=40).filter(lambda content: b"{" not in content),
     st.sampled_from(["[" * 100_000, "[" * 900 + "]" * 900, '{"a":' * 50_000, '{"seed": ' + "1" * 5000 + "}"]).map(
@@ -146,11 +146,11 @@ LENGTHS = st.sampled_from([b"-1", b"-99999999999", b"x", b"", b"1.5", b"0x10", b
 
 @st.composite
 def malformed(draw: st.DrawFn) -> bytes:
-    """The bytes of a request with a body or a length that is none."""
+    """The bytes of a request with an invalid body or an invalid length."""
     head = f"POST {draw(st.sampled_from([CHAT, TEXT]))} HTTP/1.1\r\nHost: localhost\r\n".encode()
     if draw(st.booleans()):
         content: bytes = draw(CONTENTS)
-        # One that promises more than it sends is a client that went away.
+        # A request that promises more bytes than it sends is a client that left.
         promised = len(content) + draw(st.sampled_from([0, 0, 1, 1000]))
         return head + b"Content-Length: %d\r\n\r\n" % promised + content
     length: bytes | None = draw(LENGTHS)

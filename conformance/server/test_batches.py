@@ -1,7 +1,7 @@
-"""Requests that are drafted in one batch get what each gets alone.
+"""Requests that are drafted in one batch get the same answers as each gets alone.
 
-Whatever the others draft, accept, cancel or raise. Right is what a server of its own gives each of them alone, without
-drafts and without a prompt cache.
+This holds whatever the others draft, accept, cancel or raise. The right answer comes from a separate server that serves
+each request alone, without drafts and without a prompt cache.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from conformance.testing.server.traffic import CODE, EDITED, EDITS, PENALTIES, A
 from conformance.testing.tally import TALLY
 from conformance.testing.texts.workloads import chat, fenced
 
-# A prompt cache of the requests below takes 0.5 MiB and more. The allocator adds up to 15 MiB after the first hundred.
+# A leaked prompt cache of these requests takes at least 0.5 MiB. The allocator adds up to 15 MiB after 100 requests.
 GROWTH_PER_REQUEST = 0.2 * 2**20
-# How many passes, and steps of others' prompts, may come between two answers of the batch to one request.
+# The most passes, and steps of other prompts, between two responses of the batch to one request.
 PASSES, STEPS = 4, 2
 OPTIONS = ("--prompt-cache-size", "10", "--prefill-step-size", "32")
 
@@ -75,7 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server with what is named, a fault or what shows one."""
+    """A server with planted faults, or with helpers that make faults visible."""
     with serve(*OPTIONS, env=FAST | planted(request.param, tmp_path)) as server:
         yield server
 
@@ -85,7 +85,7 @@ def with_(*plants: Callable[[], None]) -> pytest.MarkDecorator:
 
 
 def resident(server: Server) -> int:
-    """The bytes of memory that the process has."""
+    """The resident memory of the process, in bytes."""
     command = ["ps", "-o", "rss=", "-p", str(server.process.pid)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
 
@@ -103,7 +103,7 @@ def check_that_nobody_stands_still(server: Server) -> None:
 
 
 def test_three_hundred_mixed_requests(server: Server, right: Reference) -> None:
-    """None is lost, none has another text, and what the first half leaves in memory is what the second half leaves."""
+    """No request is lost, each text is right, and the second half of them does not increase the memory."""
     requests = mixed(300)
     answers = load(server, requests[:150])
     before = resident(server)
@@ -119,17 +119,17 @@ def test_three_hundred_mixed_requests(server: Server, right: Reference) -> None:
 
 
 def check_that_penalties_bite(requests: Sequence[Request], right: Reference) -> None:
-    """A penalty that changes no text says nothing of what the processors are shown."""
+    """Check that penalties change texts. Otherwise they would not test what the processors see."""
     names = {name for penalty in PENALTIES for name in penalty}
     punished = {r.key: r for r in requests if r.malformed is None and r.body.keys() & names and not r.is_random}
     without = [Request(r.path, {n: v for n, v in r.body.items() if n not in names}) for r in punished.values()]
     bitten = [right(one).text != right(other).text for one, other in zip(punished.values(), without, strict=True)]
-    # A text of one token, or one that ends at once, is often the same.
+    # A text of one token, or an empty one, is often the same.
     assert sum(bitten) > len(bitten) / 2, f"{sum(bitten)} of {len(bitten)} texts are changed by their penalties"
 
 
 def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
-    """The requests are of all the kinds they are meant to be."""
+    """Check that the requests cover all kinds."""
     counts = [answer.draft for answer in answers if answer.draft]
     assert sum(draft["accepted"] for draft in counts) > 200
     assert {draft["strategy"] for draft in counts} == {
@@ -158,7 +158,7 @@ def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
 @pytest.mark.planted
 @with_(keep_a_rejected_token, drop_the_options)
 def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Reference) -> None:
-    # Without the gate, so that all are drafted.
+    # Without the gate, so that every request is drafted.
     requests = [r for r in mixed(300) if r.draft.get("disable_adaptive_gate") and r.leave_after is None][:24]
     answers = load(broken, requests)
     with pytest.raises(AssertionError):
@@ -169,7 +169,7 @@ def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Referen
 @with_(keep_every_cache)
 def test_growing_memory_is_found(broken: Server) -> None:
     requests = [Request(r.path, r.body | {"max_tokens": 1}) for r in mixed(60)]
-    # Without the fault the third time adds one MiB at the most, the second time up to 15.
+    # Without the fault the second round adds up to 15 MiB, and the third at most 1 MiB.
     load(broken, requests * 2)
     before = resident(broken)
     load(broken, requests)
@@ -185,7 +185,7 @@ def test_a_stream_that_stands_still_is_found(broken: Server) -> None:
         check_that_nobody_stands_still(broken)
 
 
-# A copy that goes on until its client leaves.
+# A copy that continues until its client leaves.
 FOREVER = drafted(Request(CHAT, {"messages": EDIT, **ENDLESS, "max_tokens": 20_000}), SLOWLY)
 # Each character takes several tokens.
 SIGNS = chat("Repeat this.\n" + fenced("\u2603\U0001f600 = \u6f22\u5b57\u2603"))
@@ -196,7 +196,7 @@ def edit(draft: Body, **more: object) -> Request:
 
 
 def check_company(reader: Reader, right: Reference) -> None:
-    """A client that reads a copy that does not end has read it right; it leaves."""
+    """Check the text that a client has read of an endless copy. Then the client leaves."""
     assert reader.is_alive(), reader.error
     reader.leave()
     assert reader.error is None
@@ -205,7 +205,7 @@ def check_company(reader: Reader, right: Reference) -> None:
 
 
 def stop_words(tokenizer: TokenizerWrapper, answer: str) -> list[str]:
-    """Texts of three tokens in an answer which are these tokens as a stop word too."""
+    """Stop words from an answer: texts of three tokens that encode to the same tokens again."""
     tokens = tokenizer.encode(answer, add_special_tokens=False)
     found = [tokens[i : i + 3] for i in (5, 9, 12, 17, 22)]
     return [
@@ -215,7 +215,7 @@ def stop_words(tokenizer: TokenizerWrapper, answer: str) -> list[str]:
 
 @pytest.fixture
 def rows(right: Reference, fixture: Any) -> list[Request]:
-    """Stop words, penalties and characters that fall into blocks of all lengths."""
+    """Requests with stop words, penalties and characters in blocks of all lengths."""
     words = stop_words(fixture[1], right(edit(SLOWLY)).text)
     assert len(words) > 2
     return [
@@ -228,7 +228,7 @@ def rows(right: Reference, fixture: Any) -> list[Request]:
 
 
 def check_rows(server: Server, right: Reference, rows: Sequence[Request]) -> None:
-    """Text and end are those that it has alone, also with its prompt cached, and the statistics are its own."""
+    """Text and finish reason of each row are as alone, also with a cached prompt, and its statistics are its own."""
     for row in rows:
         reader = Reader(server, FOREVER)
         judge(row, send(server, row), right(row))
@@ -241,7 +241,7 @@ def check_rows(server: Server, right: Reference, rows: Sequence[Request]) -> Non
 
 def test_each_row_is_as_alone(server: Server, right: Reference, rows: list[Request]) -> None:
     check_rows(server, right, rows)
-    # Or nothing would show what penalties look back on.
+    # Otherwise a penalty would not show which tokens it sees.
     assert right(edit({}, **PENALTIES[0])).text != right(edit({})).text != right(edit({}, **PENALTIES[1])).text
 
 
@@ -261,7 +261,7 @@ def test_what_a_row_has_of_another_is_found(broken: Server, right: Reference, ro
 
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
 def test_rows_of_other_caches(server: Server, right: Reference, name: str, tmp_path: Path) -> None:
-    """Windows that fill and recurrent states, with drafts that are right up to places of all kinds."""
+    """Sliding windows that fill, and recurrent states, with drafts that are right up to many different places."""
     path = str(save(name, tmp_path))
     bodies = [
         {"model": path, "prompt": prompt, "max_tokens": n}
@@ -288,7 +288,7 @@ COPIES = [
 
 
 def bursts(server: Server, right: Reference) -> list[float]:
-    """The tokens a forward pass that each burst of clients is told; all texts are right."""
+    """Check the texts of each burst of clients. Returns the reported tokens for each forward pass."""
     told = []
     for clients in BURSTS:
         answers = load(server, COPIES[:clients], clients)
@@ -322,7 +322,7 @@ def test_drafting_that_does_not_come_back_is_found(broken: Server, right: Refere
 
 
 def check_errors(server: Server, right: Reference, what: str) -> None:
-    """What raises fails the requests that it belongs to, and the next one is served."""
+    """An error fails only the requests that it belongs to, and the next request is served."""
     for streamed in (False, True):
         reader = Reader(server, FOREVER)
         body = edit({}).body | GATE_OFF | FAILING[what]
@@ -362,7 +362,7 @@ def test_an_error_that_fails_others_is_found(broken: Server, right: Reference) -
 
 
 def ask(client: openai.OpenAI, i: int) -> tuple[str, Any]:
-    """Send the file that is edited, and read the answer at once or as it comes."""
+    """Send the file to edit as a prediction. The answer comes at once or as a stream."""
     fields: dict[str, Any] = {
         "model": "default_model",
         "messages": EDIT,
@@ -386,6 +386,6 @@ def test_predicted_outputs_of_several_clients(server: Server, clients: int) -> N
     for text, usage in answers:
         assert text == fenced(EDITED)
         details = usage.completion_tokens_details
-        # The name stands three times in the file.
+        # The name occurs three times in the file.
         assert details.rejected_prediction_tokens == 3
         assert details.draft["accepted"] <= details.draft["drafted"]

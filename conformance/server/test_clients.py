@@ -1,6 +1,6 @@
-"""What clients of OpenAI's API expect of `mlx_lm.server`.
+"""`mlx_lm.server` does what clients of OpenAI's API expect.
 
-Errors that they can read, no refusal for what is only a hint, and nothing computed for who is gone.
+Errors have their format, a hint that cannot be used is no error, and the server stops work for a client that left.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def right(server: Server) -> Reference:
 
 @pytest.fixture
 def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server in which the fault that is named was planted."""
+    """A server with the given planted fault."""
     with serve(env=FAST | planted(request.param, tmp_path)) as server:
         yield server
 
@@ -57,7 +57,7 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def test_a_prediction_that_is_not_used(server: Server, right: Reference) -> None:
-    """It is no reason to refuse a request: the answer says why it was decoded without it."""
+    """An unusable prediction does not fail a request. The answer says why it was not used."""
     for content, draft in product(("", [], "x" * 2**20), ({}, GATE_OFF)):
         answer = send(
             server, Request(ASK.path, ASK.body, {"prediction": {"type": "content", "content": content}, **draft})
@@ -69,7 +69,7 @@ def test_a_prediction_that_is_not_used(server: Server, right: Reference) -> None
 
 
 def check_errors(server: Server, client: openai.OpenAI) -> None:
-    """The client of OpenAI reads what was wrong, and so does who reads the log."""
+    """The error says what was wrong, in the client of OpenAI and in the log."""
     for fields, status in (({"temperature": -1}, 400), ({"model": "nowhere/nothing"}, 404)):
         body: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 4, **fields}
         with pytest.raises(openai.APIStatusError) as refused:
@@ -93,7 +93,7 @@ def test_errors_of_another_shape_are_found(broken: Server) -> None:
 
 
 def counters(server: Server) -> dict[str, int]:
-    """What /metrics says, in lines as Prometheus reads them."""
+    """The counters of /metrics, which has the format of Prometheus."""
     page = requests.get(f"{server.url}/metrics", timeout=server.timeout)
     assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     found: dict[str, int] = {}
@@ -106,12 +106,12 @@ def counters(server: Server) -> dict[str, int]:
 
 
 def check_gone(server: Server, seed: Body) -> None:
-    """A client that waits for the whole answer goes away: no more is decoded for it than until that is seen."""
+    """A client that waits for a whole answer leaves. Decoding for it stops once the server notices."""
     with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as connection:
         body = json.dumps({"messages": EDIT, **ENDLESS, "max_tokens": 1000, **seed}).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
-    # It is served alone, when all others are done.
+    # The next request is served alone, after all others are done.
     assert send(server, Request(SHORT.path, SHORT.body | {"seed": 1})).status == 200
     while (counted := counters(server))["requests"] < 2:
         time.sleep(0.05)
@@ -155,7 +155,7 @@ def test_the_models_without_a_hub_cache(tmp_path: Path) -> None:
 
 
 def test_the_chosen_token_is_listed(client: openai.OpenAI) -> None:
-    """The fixture's tokens join to its text, and the likeliest are in order."""
+    """The listed tokens join to the text, and the top tokens are in order."""
     fields: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 12, "logprobs": True}
     for temperature in (0, 3):
         choice = client.chat.completions.create(**fields, top_logprobs=5, temperature=temperature, seed=1).choices[0]
@@ -167,7 +167,7 @@ def test_the_chosen_token_is_listed(client: openai.OpenAI) -> None:
 
 
 def accepted(server: Server) -> int:
-    """How much is accepted of what is drafted for a request."""
+    """The number of accepted tokens for a request."""
     return int(send(server, ASK).draft["accepted"])
 
 

@@ -1,7 +1,7 @@
 """No body of a request breaks `mlx_lm.server`.
 
-Each answer is a 2xx with a result, or a 4xx with a message, and then the server still answers. Nothing hangs, and a
-stream that began is read to its end. CONFORMANCE_PROFILE=full sends 2000 bodies and 500 malformed requests.
+Each answer is a 2xx with a result or a 4xx with a message, and afterwards the server still answers. Nothing hangs, and
+each stream ends correctly. CONFORMANCE_PROFILE=full sends 2000 bodies and 500 malformed requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def server() -> Iterator[Server]:
 
 
 def check(client: Client, body: dict[str, Any], path: str) -> None:
-    """The property: send a body, and look at the answer and at the server."""
+    """The property to test: send a body, then check the answer and the server."""
     response = client.post(body, path)
     if response.status_code == 200 and body.get("stream"):
         stream = read_stream(response)
@@ -55,14 +55,14 @@ def check(client: Client, body: dict[str, Any], path: str) -> None:
 def check_refusal(status: int, content: bytes) -> None:
     assert 400 <= status < 500, f"{status}: {content!r}"
     error = json.loads(content)["error"]
-    # Stock's errors are texts.
+    # The errors of stock releases are strings.
     message = error["message"] if isinstance(error, dict) else error
     assert isinstance(message, str), content
     assert message, content
 
 
 def check_raw(client: Client, request: bytes) -> None:
-    """The same for bytes that are no request, or one that has no JSON in it."""
+    """The same property for bytes that are no request, or have no JSON."""
     head, _, content = client.raw(request).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1."), f"no answer: {head!r}"
     check_refusal(int(head.split()[1]), content)
@@ -70,7 +70,7 @@ def check_raw(client: Client, request: bytes) -> None:
 
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 2}
-# What a server cannot pass on: each of these ended stock's thread, or failed the others of its batch.
+# Bodies that must not reach the generator: in the stock release each ended its thread, or failed the rest of its batch.
 HARMFUL: list[dict[str, Any]] = [
     {"stop": [5]},
     {"stop": "x" * 2**20},
@@ -110,7 +110,7 @@ def test_malformed_requests(server: Server, request: bytes) -> None:
 
 
 def test_valid_bodies_are_answered() -> None:
-    """A server that refuses everything would pass the rest. It is a fresh one: a body may have ended the other."""
+    """Valid bodies get answers: a server that refuses everything would pass the other tests. This server is new."""
     with serve("--max-tokens", "4", env=FAST) as server:
         for path, stream in product([CHAT, TEXT], [False, True]):
             assert server.post({**BODY, "stream": stream}, path).status_code == 200
@@ -119,7 +119,7 @@ def test_valid_bodies_are_answered() -> None:
 
 @contextmanager
 def fake(answer: str | None, healthy: bool) -> Iterator[Client]:
-    """A server that answers every POST with this text, or with nothing for as long as it runs."""
+    """A fake server that answers every POST with this text, or with None never answers."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -145,7 +145,7 @@ def fake(answer: str | None, healthy: bool) -> Iterator[Client]:
 
 BAD = "HTTP/1.0 400 Bad Request\r\n\r\n"
 OK = "HTTP/1.0 200 OK\r\n\r\n"
-# What a broken server answers, and how the check fails then.
+# The answer of a broken server, and the error of the check.
 FAULTS: dict[str, tuple[str | None, type[Exception], str]] = {
     "drops the connection": ("", requests.ConnectionError, "aborted"),
     "answers 500": ('HTTP/1.0 500 Error\r\n\r\n{"error": "oh"}', AssertionError, "500"),

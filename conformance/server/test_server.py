@@ -1,6 +1,6 @@
-"""A server that drafts gives the texts of one that does not, whoever else asks.
+"""A server with drafting gives the same texts as one without, also with other clients.
 
-Right is what a server of its own gives the same request alone, without drafting and without a prompt cache.
+The right text comes from a separate server that serves the request alone, without drafting and without a prompt cache.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server in which the fault that is named was planted."""
+    """A server with the given planted fault."""
     with serve("--prompt-cache-size", "10", env=FAST | planted(request.param, tmp_path)) as server:
         yield server
 
@@ -72,7 +72,7 @@ def test_the_next_request_after_an_ending(
 
 
 def test_the_next_request_after_a_system_prompt(server: Server, right: Reference, models: dict[str, Path]) -> None:
-    """What a hybrid model holds at the end of the system's words cannot be had by dropping tokens: it is kept."""
+    """A hybrid model cannot trim back to the end of a system prompt, so its state there is kept."""
     system = {"role": "system", "content": "abcdefghijklmnopqrstuvwxyz"}
     for question, cached in (("ABC", 0), ("XYZ", 27)):
         body: Body = {"model": str(models["qwen3_next"]), "messages": [system, *chat(question)], "max_tokens": 12}
@@ -84,14 +84,14 @@ def test_the_next_request_after_a_system_prompt(server: Server, right: Reference
 @pytest.mark.planted
 @with_fault(leave_the_last_block, store_a_token_too_many)
 def test_a_wrong_prefix_is_found(broken: Server, right: Reference, models: dict[str, Path]) -> None:
-    """The block that is left shows that stop words fall into the middle of what was accepted, with every model."""
+    """The fault is found with every model, so stop words do fall inside accepted drafts."""
     for name, path in models.items():
         with pytest.raises(AssertionError, match="another text"):
             check_endings(broken, right, path, name)
 
 
 def check_penalties(server: Server, right: Reference, draft: Body, seed: Body) -> None:
-    """A text is the same whatever was cached of its prompt, and the penalty is seen in it."""
+    """A text does not depend on the cached part of its prompt, and each penalty changes it."""
     unpunished = Request(CHAT, {"messages": EDIT, "max_tokens": 24, **seed})
     for penalty in PENALTIES:
         one = Request(CHAT, unpunished.body | penalty, draft, "SuffixStrategy")
@@ -133,7 +133,7 @@ def predicted(*parts: str) -> Any:
 @pytest.mark.parametrize("parts", [(CODE,), (CODE[:40], CODE[40:])], ids=["text", "parts"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["at once", "streamed"])
 def test_predicted_outputs(client: openai.OpenAI, right: Reference, parts: tuple[str, ...], streamed: bool) -> None:
-    """The client of OpenAI sends the file that is edited; most of its tokens come back."""
+    """The client of OpenAI sends the file to edit as a prediction. Most of its tokens come back."""
     fields: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 100, "temperature": 0}
     expected = right(Request(CHAT, {"messages": EDIT, "max_tokens": 100}))
     if streamed:
@@ -148,7 +148,7 @@ def test_predicted_outputs(client: openai.OpenAI, right: Reference, parts: tuple
     assert text == expected.text == fenced(EDITED)
     assert usage is not None
     details = usage.completion_tokens_details
-    # The name stands three times in the file.
+    # The name occurs three times in the file.
     assert details.rejected_prediction_tokens == 3
     assert details.accepted_prediction_tokens > 0.9 * (details.accepted_prediction_tokens + 3)
     assert details.draft["accepted"] > usage.completion_tokens / 2
@@ -156,7 +156,7 @@ def test_predicted_outputs(client: openai.OpenAI, right: Reference, parts: tuple
 
 
 def check_turns(server: Server, right: Reference, long: Request, short: Request) -> None:
-    """A short request that comes later is answered while a long one goes on, and both texts are right."""
+    """A later short request is answered while a long one continues, and both texts are right."""
     reader = Reader(server, long)
     answer = send(server, short)
     unfinished = reader.is_alive()
@@ -186,14 +186,14 @@ ASK = Request(CHAT, {"messages": EDIT, "max_tokens": 100})
 
 
 def accepted(server: Server, right: Reference, draft: Body | None = None) -> int:
-    """How much is accepted of what is drafted for a request; its text is right."""
+    """The number of accepted tokens for a request. Its text is right."""
     answer = send(server, Request(ASK.path, ASK.body, draft or {}))
     assert answer.text == right(ASK).text
     return int(answer.draft["accepted"])
 
 
 def draft_and_terminate(right: Reference, options: list[str], cold: int) -> None:
-    """A server that loads a memory drafts better than the one that made it, and SIGTERM ends it."""
+    """A server that loads a memory accepts more than the one that made it, and SIGTERM ends it."""
     with serve(*options, env=FAST) as server:
         assert accepted(server, right) > cold
         Path(options[-1]).unlink()
@@ -212,13 +212,13 @@ def test_a_memory_is_kept(right: Reference, models: dict[str, Path], tmp_path: P
         draft_and_terminate(right, options, cold)
     kept = file.read_bytes()
 
-    # A model of another vocabulary.
+    # A model with another vocabulary.
     with serve(*options, env=FAST, model=models["gemma3_text"]) as server:
         assert send(server, Request(TEXT, {"prompt": "abc", "max_tokens": 8})).draft["strategy"] == "NgramModStrategy"
         assert f"{file} is not used" in server.log
     assert file.read_bytes() == kept
 
-    # A damaged file is an error before the model, which there is not, is looked for.
+    # A damaged file is an error before the model is loaded. Here the model does not exist.
     file.write_bytes(kept[:-9])
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", "nowhere/nothing", *options]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -263,12 +263,12 @@ def test_wrong_fields_are_named(server: Server, right: Reference) -> None:
 
 @pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
 def test_a_prompt_that_is_cached_whole(server: Server, right: Reference, models: dict[str, Path], seed: Body) -> None:
-    """No model can go on from a cache that it cannot trim, so it goes on from the one before."""
-    # No other test asks about these.
+    """A fully cached prompt needs a trim. Without a trim the server uses the cache before it."""
+    # No other test uses these prompts.
     letters = string.ascii_letters[::-1][len(seed) :]
     for name in ("fixture", "qwen3_next"):
         prompt, cached = letters, []
-        # Each prompt is what the request before it left, and the last two are the same.
+        # Each prompt is the text after the request before it. The last two prompts are equal.
         for more in ("abc", "", ""):
             request = Request(TEXT, {"model": str(models[name]), "prompt": prompt, "max_tokens": 1, **seed})
             answer = send(server, request)

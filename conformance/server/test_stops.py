@@ -1,4 +1,4 @@
-"""A server stops within seconds, whatever it does."""
+"""A server stops within seconds, also during slow work."""
 
 from __future__ import annotations
 

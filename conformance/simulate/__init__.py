@@ -1,1 +1,1 @@
-"""What drafting is worth on recorded streams, without a model. python -m conformance.simulate"""
+"""What drafting gains on recorded streams, without a model. python -m conformance.simulate"""

@@ -1,10 +1,10 @@
-"""What drafting is worth, without a model: recorded streams, the package's Planner and a table of what blocks cost.
+"""Estimate what drafting gains, without a model: recorded streams, the package's Planner and a table of block costs.
 
 python -m conformance.simulate                  # a CPU
 python -m conformance.simulate --costs m4       # an M4 Pro
 python -m conformance.simulate --edits          # edits all over a text
 
-The speed is that of plain decoding over what the blocks cost; it leaves out the time that drafting itself takes.
+The speed is the cost of plain decoding divided by the cost of the blocks. It leaves out the time of drafting itself.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from conformance.testing.texts.recorded_streams import NAMES, VOCAB, Request, St
 CPU = BlockCosts((1, 2, 3, 5, 9, 17), (1, 1.33, 1.67, 2.37, 3.78, 7.15))
 # Reported for an M4 Pro with 4-bit weights.
 M4 = BlockCosts((1, 2, 3, 4, 6, 8), (1, 1.03, 1.22, 1.47, 2.07, 2.69))
-# A data-centre GPU, which waits for its memory.
+# A data-centre GPU, limited by its memory bandwidth.
 GPU = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
 TABLES = {"cpu": CPU, "m4": M4, "gpu": GPU}
-# A single stream counts as the worst one from this many tokens on: in a shorter one a single draft weighs too much.
+# A stream needs this many tokens to count as the worst one: in a shorter one a single draft weighs too much.
 LEAST = 60
 
 Make = Callable[[], Any]
-# What a pass of so many passes of one token takes.
+# Turns a cost, in passes of one token, into seconds.
 Clock = Callable[[float], float]
 
 
 def makers() -> dict[str, Make]:
-    """The package's strategies; responses share one ngram-mod table, as they would in a server."""
+    """The package's strategies. Responses share one ngram-mod table, as in a server."""
     table, chained = NgramModTable(vocab_size=VOCAB), NgramModTable(vocab_size=VOCAB)
     return {
         "edit": EditStrategy,
@@ -63,7 +63,7 @@ def makers() -> dict[str, Make]:
 
 @dataclass
 class Result:
-    """Tokens, forward passes, tokens fed to these, and their cost in passes of one token."""
+    """How many tokens came out, forward passes ran and tokens were fed, and the cost in passes of one token."""
 
     emitted: int = 0
     forwards: int = 0
@@ -88,7 +88,7 @@ class Result:
 
     @property
     def wrong_a_right(self) -> float:
-        """Wrong tokens drafted, for each that is right."""
+        """Rejected drafted tokens for each accepted one."""
         return (self.fed - self.emitted) / max(self.emitted - self.forwards, 1)
 
 
@@ -101,9 +101,9 @@ def decode(
     learned: LearnedCosts | None = None,
     clock: Clock | None = None,
 ) -> tuple[Result, list[list[int]]]:
-    """Draft, accept what is right, feed the rest, as ``draft_generate_step`` does; also returns the drafts.
+    """Draft, verify and accept, as ``draft_generate_step`` does. Also returns the drafts.
 
-    The planner knows ``costs``, or what ``learned`` says, which hears what the passes take by the ``clock``.
+    The planner knows ``costs``. With ``learned`` it knows only what that has learned from the times of the ``clock``.
     """
     answer, result, drafts = request.answer, Result(), []
     planner = Planner(strategy, bound, DraftStats(), (learned or costs) if gated else None, request.eos)
@@ -138,7 +138,7 @@ def decode(
 
 @dataclass
 class Row:
-    """One strategy: what came out for each workload, and its worst stream."""
+    """The results of one strategy for each workload, and its worst stream."""
 
     by_name: dict[str, Result]
     worst: float = math.inf
@@ -154,7 +154,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def run(make: Make, recorded: Sequence[Stream], costs: BlockCosts = CPU, **options: Any) -> Row:
-    """A strategy made anew for each request."""
+    """Decode every stream. Each request gets a new strategy."""
     row = Row({})
     for one in recorded:
         result = Result()
@@ -174,7 +174,7 @@ TITLES = {
 
 
 def show(rows: dict[str, Row], value: str) -> str:
-    """A Markdown table: a row a workload, a column a strategy."""
+    """A Markdown table with a row for each workload and a column for each strategy."""
     names = next(iter(rows.values())).by_name
     lines = [f"| | {' | '.join(rows)} |", "| --- |" + " --- |" * len(rows)]
     lines += [
@@ -190,13 +190,21 @@ def show(rows: dict[str, Row], value: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--costs", choices=TABLES, default="cpu", help="whose (default: %(default)s)")
-    parser.add_argument("--edits", action="store_true", help="edits that are made all over a text")
-    parser.add_argument("--bound", type=int, help="the longest draft, by default that of 'auto'")
-    parser.add_argument("--ungated", action="store_true", help="as with disable_adaptive_gate: feed whole drafts")
-    parser.add_argument("--seeds", type=int, default=3, help="streams of a workload and a size")
+    parser.add_argument(
+        "--costs", choices=TABLES, default="cpu", help="the device that the block costs are of (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--edits", action="store_true", help="simulate edits all over a text instead of the usual workloads"
+    )
+    parser.add_argument("--bound", type=int, help="the longest draft (default: the one of 'auto')")
+    parser.add_argument(
+        "--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="how many streams of each workload and size (default: %(default)s)"
+    )
     parser.add_argument("--first-seed", type=int, default=100)
-    parser.add_argument("--words", action="store_true", help="one token a word, not the fixture's tokenizer")
+    parser.add_argument("--words", action="store_true", help="one token for each word, without the fixture's tokenizer")
     labels = list(makers() | RIVALS)
     parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
     args = parser.parse_args()

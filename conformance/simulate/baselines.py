@@ -1,4 +1,4 @@
-"""Other ways to look drafts up, to compare the package's with: written for clarity and not for speed."""
+"""Other ways to look up drafts, to compare with those of the package. They are simple, not fast."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 class Matches:
-    """Knows every earlier place that the end of the sequence matches.
+    """Knows every earlier place that matches the end of the sequence.
 
-    ``lengths`` maps where a match ends, the index of the token that followed it, to how many tokens match there.
+    ``lengths`` maps the index of the token after a match to the number of tokens that match before it.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.places: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
-        # What the Planner asks a strategy for.
+        # The Planner reads this attribute.
         self.match_length = 0
 
     def observe(self, tokens: Sequence[int]) -> None:
@@ -39,9 +39,9 @@ class Matches:
 
 
 class Ngram(Matches):
-    """The most recent or the first place that matches ``size`` tokens, then fewer, down to ``least``.
+    """Drafts from the most recent place that matches ``size`` tokens. If there is none, tries fewer, down to ``least``.
 
-    With ``first`` this is what transformers does, whose sizes go down from ``max_matching_ngram_size`` to 1.
+    With ``first`` it takes the first place. So does transformers, from ``max_matching_ngram_size`` down to 1 token.
     """
 
     def __init__(self, size: int, least: int = 2, first: bool = False) -> None:
@@ -58,7 +58,7 @@ class Ngram(Matches):
 
 
 class Longest(Matches):
-    """The longest match, and of several the most recent, the first, or the most recent with the commonest next token.
+    """Drafts from the longest match. Of several it takes the most recent, the first, or the commonest draft.
 
     ``factor`` limits a draft to ``factor * length`` tokens, as SuffixDecoding does.
     """
@@ -84,7 +84,7 @@ class Longest(Matches):
 
 
 class Vote(Matches):
-    """Every match votes for what followed it, with a weight that doubles with each token it matches."""
+    """Every match votes for the token that followed it. A vote doubles in weight with each token that matches."""
 
     def __init__(self, least: int = 2) -> None:
         super().__init__()

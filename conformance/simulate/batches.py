@@ -1,9 +1,9 @@
-"""What drafts in a batch are worth, without a model: recorded streams, the package's BatchPlanner and a table of costs.
+"""Estimate what drafts gain in a batch, without a model: recorded streams, the package's BatchPlanner, a cost table.
 
 python -m conformance.simulate.batches
 
-As many rows as there are clients are decoded at a time; where one ends the next request takes its place. The speed is
-the cost of plain batching over that of the blocks that are fed.
+Each client has one row of the batch. When a request ends, the next one takes its row. The speed is the cost of plain
+batching divided by the cost of the blocks that were fed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SIZES = (1, 2, 4, 8, 16)
 DEVICES = ("metal", "cuda")
 COPYING, OTHERS = ("rename", "json", "echo", "replace"), ("prose", "code")
 MIXED = (*COPYING[:2], *OTHERS)
-# Of "beside" only what copies is drafted.
+# In "beside" only the workloads that copy are drafted.
 KINDS: dict[str, tuple[str, ...]] = {"copying": COPYING, "mixed": MIXED, "beside": MIXED, "prose": OTHERS[:1]}
-# Requests for each row, so that rows come and go.
+# How many requests a row serves, so that rows come and go.
 ROUNDS = 4
 Make = Callable[[], Any]
 
 
 @dataclass
 class Row:
-    """A request that is decoded, and what its time in the batch costs, in passes of the batch without drafts."""
+    """A request in the batch, and the cost of its time there, in passes of the batch without drafts."""
 
     request: Request
     done: int = 0
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass
 class Result:
-    """The blocks that were fed, as rows and tokens a row, what they cost, and what plain batching costs."""
+    """The blocks that were fed, as (rows, tokens in each row), their cost, and the cost of plain batching."""
 
     blocks: list[tuple[int, int]] = field(default_factory=list)
     spent: float = 0.0
@@ -64,14 +64,14 @@ class Result:
 
 
 class Batch:
-    """Rows that are decoded as ``DraftedBatch`` decodes them, by a model that is always right."""
+    """Decodes rows as ``DraftedBatch`` does. The recorded answer takes the place of a model."""
 
     def __init__(self, costs: BlockCosts, make: Make = SuffixStrategy, bound: int = MAX_AUTO_DRAFT) -> None:
         self.costs, self.make, self.bound = costs, make, bound
         self.rows, self.result, self.next_uid = dict[int, Row](), Result(), 0
         self.planner = BatchPlanner(None, costs)
         self.planner._vocab_size = VOCAB
-        # Whether the next block is fed before the tokens of the last one are known.
+        # True if the next block is fed before the tokens of the last one are known.
         self.ahead = False
 
     def join(self, request: Request, drafted: bool = True) -> None:
@@ -82,7 +82,7 @@ class Batch:
         self.planner.start(uid, request.prompt)
 
     def step(self) -> None:
-        """Feed a block. A row takes part in one more after its last token, unless that was in a draft."""
+        """Feed a block. A row stays for one more block after its last token, unless that token was drafted."""
         uids = list(self.rows)
         drafts: list[list[int]] = [[] for _ in uids]
         if not self.ahead:
@@ -113,7 +113,7 @@ class Batch:
         row.done, row.spent = row.done + len(said), row.spent + spent
         self.result.plain += len(said) * plain
         if len(said) == n_accepted:
-            # The last token was drafted. Plain batching feeds it in a pass more.
+            # The last token was drafted. Plain batching needs one more pass to feed it.
             self.result.plain += plain
             self._end([uid])
 
@@ -127,7 +127,7 @@ Asked = tuple[Request, bool]
 
 
 def decode(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = SuffixStrategy) -> Result:
-    """Keep so many rows busy, until the last request has begun. Each is drafted or not."""
+    """Keep ``size`` rows busy until the last request has begun. A request says whether it is drafted."""
     batch = Batch(costs, make)
     for request, drafted in islice(cycle(asked), ROUNDS * size):
         batch.join(request, drafted)
@@ -137,7 +137,7 @@ def decode(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = Su
 
 
 def together(asked: Sequence[Asked], costs: BlockCosts, make: Make = SuffixStrategy) -> Result:
-    """All at once, until all are answered."""
+    """Decode all requests at once, until each is answered."""
     batch = Batch(costs, make)
     for request, drafted in asked:
         batch.join(request, drafted)
@@ -147,7 +147,7 @@ def together(asked: Sequence[Asked], costs: BlockCosts, make: Make = SuffixStrat
 
 
 def requests(kind: str, size: int = 300, seeds: Sequence[int] = range(100, 102)) -> list[Asked]:
-    """The last request of each conversation, the workloads in turn."""
+    """The last request of each conversation. The workloads take turns."""
     recorded = [streams(seeds, [size], names=[name]) for name in KINDS[kind]]
     turns: Iterator[tuple[Stream, ...]] = zip(*recorded, strict=True)
     beside = kind == "beside"

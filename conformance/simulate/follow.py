@@ -1,4 +1,4 @@
-"""A rename, step by step: what two strategies draft, and what the model decides. python -m conformance.simulate.follow
+"""Follow two strategies through a rename, one forward pass at a time. python -m conformance.simulate.follow
 
 docs/drafting.md shows the table that this prints.
 """
@@ -29,7 +29,7 @@ LONGEST = 16
 
 
 class Words:
-    """One token a word."""
+    """A tokenizer with one token for each word."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
@@ -44,7 +44,7 @@ class Words:
 
 
 def steps(make: Callable[[], Any]) -> list[tuple[str, str]]:
-    """For each forward pass the drafted text that is right, and the token that the model adds to it."""
+    """For each forward pass: the drafted text that is accepted, and the token that the model adds."""
     words, strategy = Words(), make()
     strategy.observe(words.encode(PROMPT))
     answer, n, found = words.encode(ANSWER), 0, []
@@ -61,7 +61,7 @@ def steps(make: Callable[[], Any]) -> list[tuple[str, str]]:
 
 
 def table() -> str:
-    """Markdown: a row a forward pass."""
+    """A Markdown table with a row for each forward pass."""
     lines = [
         "| pass | `suffix` drafts right | the model adds | `edit` drafts right | the model adds |",
         "| --- |" + 4 * " --- |",

@@ -1,1 +1,1 @@
-"""What two files or more use to test with."""
+"""Code that two or more files of tests share."""

@@ -34,7 +34,7 @@ class Clone:
         return done.stdout
 
     def refused(self, script: str, *args: str, **env: str) -> str:
-        """Run what has to fail, in one clear message and with nothing changed."""
+        """Run a script that has to fail. It must give one clear message and change nothing."""
         before = self.state()
         done = self.run(script, *args, **env)
         assert done.returncode == 1, done.stdout
@@ -45,7 +45,7 @@ class Clone:
 
     @property
     def checkout(self) -> Path:
-        """Of the default release."""
+        """The checkout of the default release."""
         default = tomllib.loads((self.root / "vendor" / "releases.toml").read_text())["default"]
         return self.root / "vendor" / f"mlx-lm-{default}"
 
@@ -61,7 +61,7 @@ class Clone:
         return {path.name: path.read_bytes() for path in (self.root / "patches").glob("*.patch")}
 
     def state(self) -> dict[str, bytes]:
-        """All files but git's own, and what git says of the checkout."""
+        """All files except those of git, and the state of the checkout in git."""
         files = {
             str(path): path.read_bytes()
             for path in self.root.rglob("*")

@@ -1,4 +1,4 @@
-"""What the suite and the benchmark run on."""
+"""Describe the device that the suite and the benchmark run on."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How many examples and tokens stand behind a test, where the suite has them at hand; the scorecard shows them."""
+"""Count the examples and tokens that tests checked. The scorecard shows these counts."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-# Since the process began: "examples" are random programs, requests or upstream's tests, "tokens" are those decoded
-# with drafts and compared with plain decoding.
+# The counts of this process. "examples" are random programs, requests or tests of upstream. "tokens" are tokens that
+# were decoded with drafts and compared with plain decoding.
 TALLY: Counter[str] = Counter()

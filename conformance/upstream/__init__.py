@@ -1,1 +1,1 @@
-"""What upstream ships beside the package: its tests, and what it calls its own."""
+"""The tests of upstream, and the names that a release has."""

@@ -1,1 +1,1 @@
-"""C10: in a batch each row is what it is alone."""
+"""C10: each row of a batch decodes as it does alone."""

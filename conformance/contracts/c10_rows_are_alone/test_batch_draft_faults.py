@@ -49,7 +49,7 @@ def take_rows_to_end_alike(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def filter_and_forget(self: Any, keep: list[int]) -> None:
-    """What was read of the rows that stay, and not returned yet, is lost."""
+    """Tokens that were decoded for the remaining rows, but not returned yet, are lost."""
     filter_rows(self, keep)
     self._known = None
 
@@ -75,7 +75,7 @@ draw_what_is_rejected = mutant(
     "        for i in rejected:\n            self._draw_after(i, len(rows[i]))\n"
     "        going_on = [i for i in going_on if rows[i][-1][2]]",
 )
-# A fault is found in far fewer programs, and need not be made short.
+# Far fewer programs find a fault, and the failing one need not be shrunk.
 SEARCH = settings(parent=PROGRAMS, max_examples=200, derandomize=True, phases=[Phase.generate])
 
 

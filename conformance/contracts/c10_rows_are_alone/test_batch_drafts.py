@@ -1,6 +1,6 @@
-"""Rows of a batch with drafts are what they are alone.
+"""Rows of a batch with drafts decode as they do alone.
 
-Plain decoding says what that is. CONFORMANCE_PROFILE=full runs 2000 programs on each kind of cache.
+Plain decoding gives the right answer. CONFORMANCE_PROFILE=full runs 2000 programs on each kind of cache.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def batched() -> list[str]:
 
 @pytest.mark.parametrize("name", batched())
 def test_rows_are_alone(name: str) -> None:
-    """Rows that accept all, half and nothing of their drafts, and one without any."""
+    """Rows that accept all, half or none of their drafts, and a row without drafts."""
     assert complaints(name) == []
 
 
@@ -65,7 +65,7 @@ def test_draws_are_alone(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_longest_blocks(family: str) -> None:
-    """All of a draft of a hundred tokens is right, and none of it."""
+    """Drafts of a hundred tokens: one fully right, one fully wrong."""
     model, n = model_of(family).model, 100
     prompt, right = right_of(family, 5, n=n)
     scripts = [Partly(prompt + right.tokens, share) for share in (1.0, 0.0)]
@@ -78,7 +78,7 @@ def test_the_longest_blocks(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_that_cannot_be_trimmed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is drafted any more, which is said, and the block with drafts leaves no trace."""
+    """Drafting stops with a reason, and the drafted block leaves no trace."""
     monkeypatch.setattr(drafts, "can_trim_prompt_cache", lambda *_: False)
     model = model_of(family).model
     requests = others(family)
@@ -92,7 +92,7 @@ def test_a_cache_that_cannot_be_trimmed(family: str, monkeypatch: pytest.MonkeyP
 
 
 def test_rows_without_values() -> None:
-    """An indexer caches keys only: its values have no width. Writing them by row ended the process."""
+    """An indexer caches only keys: its values have width 0. Writing them by row ended the process."""
     cache, keys = BatchKVCache([0, 0]), mx.zeros((2, 1, 3, 4))
     for n in ([1, 0], [0, 2]):
         cache.update_and_fetch(keys, keys[..., :0])
@@ -117,7 +117,7 @@ def test_all_rows_fail(part: str) -> None:
 
 @pytest.mark.parametrize("part", ["sampler", "processor"])
 def test_a_failure_behind_the_last_token(part: str) -> None:
-    """The pass that feeds the last token draws one more, which nobody asked for."""
+    """A failure after the last token: the pass that feeds it draws one more token, which is not used."""
     model, (prompt, right), n = model_of("llama").model, right_of("llama", 4), 3
     late = Request(prompt, n)
     break_part(late, part, n)

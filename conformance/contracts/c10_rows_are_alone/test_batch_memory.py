@@ -1,4 +1,4 @@
-"""What a batch of four holds with drafts and without."""
+"""The memory of a batch of four rows, with and without drafts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx_lm.models.cache import BatchKVCache
 from conformance.testing.decode.batches import DRAFT, FREE, VOCAB, Partly, Request, alone, insert
 from conformance.testing.models.families import model_of
 
-# Far from where the caches grow by their next step.
+# Far from the lengths at which the caches grow.
 CONTEXT, ROWS, TOKENS = 900, 4, 24
 Measured = tuple[int, int]
 
@@ -24,7 +24,7 @@ def prompt(row: int) -> list[int]:
 
 
 def measured(model: Any, right: list[list[int]] | None) -> Measured:
-    """The bytes that a batch holds after its answers, and the most it needed beyond that of its first pass."""
+    """The bytes that a batch holds after its answers, and its peak above the memory of the first pass."""
     gc.collect()
     mx.clear_cache()
     before, generator = mx.get_active_memory(), BatchGenerator(model, draft_costs=FREE, prefill_step_size=256)
@@ -43,7 +43,7 @@ def measured(model: Any, right: list[list[int]] | None) -> Measured:
 
 
 def block_bytes(model: Any) -> int:
-    """Keys, values, attention weights of all heads, activations and logits of one block, in float32."""
+    """The bytes of one block in float32: keys, values, attention weights of all heads, activations and logits."""
     args = model.args
     width = 2 * args.num_hidden_layers * args.hidden_size + args.num_attention_heads * (CONTEXT + 256)
     width += 4 * args.intermediate_size + 8 * args.hidden_size + 4 * VOCAB
@@ -67,7 +67,7 @@ def test_no_more_than_plain_batching_and_a_block() -> None:
 
 @pytest.mark.planted
 def test_rows_that_are_kept_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trim that keeps what it drops."""
+    """A planted fault: a trim keeps the rows that it drops."""
     trim: Callable[..., Any] = BatchKVCache.trim
     kept: list[Any] = []
 

@@ -1,1 +1,1 @@
-"""C1: restore brings everything back."""
+"""C1: a restored cache is exactly as it was at the snapshot."""

@@ -1,4 +1,4 @@
-"""The state machines find a planted fault; and the shortest programs that show each true one."""
+"""The state machines find planted faults. Also, a short program for each real fault that they found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from conformance.testing.models.families import mutant
 
 __all__ = ["small_steps"]
 
-# A fault is found in far fewer programs, and need not be made short.
+# Far fewer programs find a fault, and the failing one need not be shrunk.
 SEARCH = settings(parent=PROFILE, max_examples=4000, derandomize=True, phases=[Phase.generate])
 
 
@@ -48,7 +48,7 @@ def restore_one_further(cache: KVCache, snapshot: Any) -> None:
 
 
 def forget_what_was_cut(cache: KVCache, keys: mx.array, values: mx.array) -> Any:
-    """Rows that are written again hide that they were cut."""
+    """A cache forgets that rows were cut once they are overwritten."""
     cache._cuts = tuple(max(rows, cache.offset + keys.shape[2]) for rows in cache._cuts)
     return kv_update(cache, keys, values)
 
@@ -78,7 +78,7 @@ def restore_without_the_offsets(cache: BatchKVCache, snapshot: Any) -> None:
 
 
 def restore_the_same_padding(cache: BatchRotatingKVCache, snapshot: Any) -> None:
-    """What is fed next is subtracted in the snapshot too."""
+    """The snapshot shares its padding with the cache, so feeding changes it."""
     batch_rotating_restore(cache, snapshot)
     held = [x for x in snapshot[0] if isinstance(x, mx.array)]
     cache.left_padding = next(x for x in held if x.ndim == 1 and mx.array_equal(x, cache.left_padding).item())
@@ -108,7 +108,7 @@ def ask_the_first(cache: CacheList, n: Any) -> bool:
 
 
 def restore_the_first(cache: CacheList, snapshot: Any) -> None:
-    """A list that is restored in part."""
+    """Only the first cache of a list is restored."""
     last = cache.caches[-1]
     state = dict(vars(last))
     list_restore(cache, snapshot)
@@ -123,7 +123,7 @@ def forget_what_was_evicted(cache: Any, n: Any) -> bool:
     return isinstance(n, int) and 0 <= n <= cache._idx
 
 
-# The same number of tokens of each row.
+# These drop the same number of tokens from each row.
 
 
 def drop_the_least(cache: BatchKVCache, n: Any) -> None:
@@ -138,7 +138,7 @@ def drop_the_most_of_a_state(cache: ArraysCache, n: Any) -> None:
     arrays_drop(cache, n if isinstance(n, int) else max(n))
 
 
-# What upstream's mask did: it took the place where the ring begins for the number of its rows.
+# The mask of upstream used the start of the ring as its number of rows.
 RING = "length = self.max_size if self.rotated else self._idx", "length = self._idx"
 mask_of_a_part_of_the_ring = mutant(BatchRotatingKVCache.make_mask, *RING)
 
@@ -179,7 +179,7 @@ def test_a_planted_fault_is_found(where: str) -> None:
 
 
 def fed(cache: Any, *lengths: int, batch: int = 1) -> Any:
-    """Blocks of the tokens 1, 2, 3 and so on."""
+    """Feed blocks of the tokens 1, 2, 3 and so on."""
     token = 1
     for length in lengths:
         feed(cache, [list(range(token, token + length))] * batch)
@@ -197,7 +197,7 @@ def test_a_chunk_without_its_front() -> None:
 
 
 def trimmed(cache: BatchRotatingKVCache, n: int) -> list[list[int]]:
-    """What the next token of each sequence sees, or nothing if the cache cannot drop ``n``."""
+    """The tokens that the next token of each sequence sees. Empty if the cache cannot drop ``n``."""
     if not can_trim_prompt_cache([cache], n):
         return []
     trim_prompt_cache([cache], n)
@@ -205,7 +205,7 @@ def trimmed(cache: BatchRotatingKVCache, n: int) -> list[list[int]]:
 
 
 def test_a_batch_of_a_ring_and_a_block() -> None:
-    """The second sequence evicted the rows that it would need."""
+    """The second sequence has evicted rows that it would need."""
     cache = fed(BatchRotatingKVCache(5, [0]), 8)
     other = fed(BatchRotatingKVCache(5, [0]), *[1] * 8)
     cache.extend(other)
@@ -214,7 +214,7 @@ def test_a_batch_of_a_ring_and_a_block() -> None:
 
 
 def test_a_batch_of_long_and_short_prompts() -> None:
-    """The padding of the short prompt is no row of its sequence."""
+    """The padding of the short prompt does not count as rows."""
     cache = fed(BatchRotatingKVCache(5, [0, 0]), 8, 1, batch=2)
     cache.prepare(lengths=[1, 6], right_padding=[5, 0])
     feed(cache, [[10, 0, 0, 0, 0, 0], [10, 11, 12, 13, 14, 15]])
@@ -260,7 +260,7 @@ def test_a_snapshot_of_rows_that_were_written_again() -> None:
 
 
 def test_an_error_restores_nothing() -> None:
-    """Not the caches in front of the one that cannot be restored either."""
+    """If one cache cannot be restored, the caches before it are not restored either."""
     for cache in ([fed(ArraysCache(2), 3), fed(KVCache(), 3)], [fed_list(ArraysCache(2), KVCache())]):
         snapshot = snapshot_prompt_cache(cache)
         state, rows = leaves(cache)

@@ -1,6 +1,6 @@
-"""What a snapshot costs, and a block of rows that end apart: tox run -e micro
+"""The cost of a snapshot, and of a block whose rows end at different places: tox run -e micro
 
-The suite runs each of these once, without timing. No test asserts a time; the memory of a snapshot is asserted.
+The suite runs each test once, without timing. No test asserts a time. The memory of a snapshot is asserted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CACHES = GROWING | BOUNDED
 
 
 def filled(name: str, tokens: int) -> Any:
-    """A cache that holds that many tokens."""
+    """A cache that holds ``tokens`` tokens."""
     cache = CACHES[name]()
     rows = mx.zeros((1, 1, tokens, 64), dtype=mx.float16)
     if isinstance(cache, ArraysCache):
@@ -63,7 +63,7 @@ def test_round_trip(benchmark: Callable[..., None], name: str, tokens: int) -> N
 @pytest.mark.parametrize("name", CACHES)
 def test_a_snapshot_allocates_nothing(name: str) -> None:
     cache = filled(name, 4096)
-    # What other tests left must not go while this one looks.
+    # Free the memory of other tests first, so that it does not change the measurement.
     gc.collect()
     before = mx.get_active_memory()
     snapshots = [cache.snap() for _ in range(100)]
@@ -73,7 +73,7 @@ def test_a_snapshot_allocates_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["KVCache", "QuantizedKVCache", "BatchKVCache"])
 def test_a_write_next_to_a_snapshot_copies_no_buffer(name: str) -> None:
-    """A handle on the arrays would double the memory of the cache at the next write."""
+    """If a snapshot kept the arrays alive, the next write would double the memory of the cache."""
     cache = filled(name, 4000)
     gc.collect()
     snapshot = cache.snap()

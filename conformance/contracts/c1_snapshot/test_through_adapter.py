@@ -1,6 +1,6 @@
-"""The caches of the mlx-lm that is installed, asked through the adapter that fits.
+"""Check the caches of the installed mlx-lm through the adapter that fits.
 
-scripts/judge.sh asks the same of any tree, and decoding, commands and the server as well.
+scripts/judge.sh checks the same on any tree, and also decoding, the commands and the server.
 """
 
 from __future__ import annotations

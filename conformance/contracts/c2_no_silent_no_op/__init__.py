@@ -1,1 +1,1 @@
-"""C2: what cannot be rolled back is an error or is restored."""
+"""C2: a cache that cannot be rolled back is restored, or raises an error."""

@@ -1,9 +1,9 @@
-"""Speculative decoding with a draft model, as a release has it: what holds for each kind of cache, and what does not.
+"""Speculative decoding with a draft model in any release: the contracts that hold for each kind of cache.
 
 pytest conformance/contracts/c2_no_silent_no_op/test_stock_speculation.py
-It uses no name that only the series has, so that a stock release can be asked the same. C2 to C5 are the contracts of
-docs/exactness.md: a cache that cannot be rolled back is refused, every exit leaves what plain decoding leaves, the
-tokens are those of plain decoding, and logits processors see the same history.
+It uses no name that only the series has, so it also runs on a stock release. C2 to C5 are the contracts of
+docs/exactness.md: a cache that cannot be rolled back is refused, every exit leaves the same cache as plain decoding,
+the tokens are those of plain decoding, and logits processors see the same history.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("uncompiled")
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_is_decoded(family: str) -> None:
-    """C2 allows a refusal; the series makes none necessary."""
+    """C2 allows a refusal. With the series none is necessary."""
     assert not refused(family), f"speculative_generate_step refuses {family}"
 
 

@@ -1,1 +1,1 @@
-"""C3: however generation ends, the cache holds what was yielded."""
+"""C3: however generation ends, the cache holds exactly the yielded tokens."""

@@ -46,7 +46,7 @@ N, DRAFT = 12, 4
 SECOND_TURN = [7, 9]
 
 
-# The target and its draft model: one that mostly agrees, one that never does, and strangers with other caches.
+# (target, draft model). A draft model agrees mostly, or never, or is an unrelated model with other caches.
 PAIRS = [
     ("llama", "similar like llama"),
     ("llama", "contrary like llama"),
@@ -70,7 +70,7 @@ right = partial(stepwise, n=N)
 
 @cache
 def of_the_drafter(family: str, name: str, n: int) -> list[Any]:
-    """The draft model's cache after the prompt and n tokens, one by one."""
+    """The cache of the draft model after the prompt and n tokens, fed one by one."""
     model, options = drafter_of(name), OPTIONS.get(family, {})
     layers = make_cache(model)
     model(mx.array([PROMPT]), layers)
@@ -94,8 +94,8 @@ WAYS: dict[Way, list[int]] = {
 }
 
 
-class Run:
-    """A run with a draft model that is still to be started, with the one list that holds both caches."""
+class DraftModelRun:
+    """A run with a draft model that has not started, and the list that holds both caches."""
 
     def __init__(self, family: str, name: str, n_draft: int = DRAFT) -> None:
         self.family, self.name, self.n_draft = family, name, n_draft
@@ -113,11 +113,11 @@ class Run:
         return self.layers[:n], self.layers[n:]
 
 
-def wrong_caches(run: Run, n: int) -> list[str]:
-    """What the two caches do not share with caches that were fed one token at a time."""
+def wrong_caches(run: DraftModelRun, n: int) -> list[str]:
+    """The differences between the two caches and caches that were fed one token at a time."""
     wrong = []
     expected = right(run.family)[1][n - 1], of_the_drafter(run.family, run.name, n)
-    # A drafter catches up in blocks, as a prompt is read: what a block adds is quantized after it was read.
+    # A drafter reads missed tokens in blocks, as a prompt. A block is quantized only after it is read.
     near = allowed(run.family), 0.02 if run.family in OPTIONS else drafters_noise(run.name)
     models, names = (run.model, run.drafter), ("target", "drafter")
     for who, model, layers, good, noise in zip(names, models, run.halves(), expected, near, strict=True):
@@ -129,7 +129,7 @@ def wrong_caches(run: Run, n: int) -> list[str]:
 
 
 def complaints(family: str, name: str, way: Way, n: int, n_draft: int = DRAFT) -> list[str]:
-    run, steps = Run(family, name, n_draft), right(family)[0][:n]
+    run, steps = DraftModelRun(family, name, n_draft), right(family)[0][:n]
     layers = run.layers
     got = way(run, n).steps
     assert layers is run.layers
@@ -140,7 +140,7 @@ def complaints(family: str, name: str, way: Way, n: int, n_draft: int = DRAFT) -
         "shapes": {row.shape for _, row, _ in got} == {(VOCAB,)},
         "log probabilities": gap([s[1] for s in got], [s[1] for s in steps]) <= allowed(family),
         "accepted": run.stats.accepted == accepted,
-        # A restored cache of the target takes one more at the end.
+        # A restored cache of the target needs one more pass at the end.
         "forwards": 0 <= run.stats.forwards - (n - accepted + 1) <= (family == "deepseek_v41"),
     }
     return [f"{n}: {check}" for check, holds in checks.items() if not holds] + wrong_caches(run, n)
@@ -154,7 +154,7 @@ def test_exit(family: str, name: str, way: Way) -> None:
 
 @pytest.mark.parametrize(("family", "name"), [PAIRS[0], PAIRS[4], PAIRS[8]])
 def test_no_draft_tokens(family: str, name: str) -> None:
-    """The draft model is not asked, and its cache still holds all tokens at the end."""
+    """The draft model drafts nothing, but its cache still holds all tokens at the end."""
     drafter = drafter_of(name)
     drafter.blocks.clear()
     for way, n in ((at_the_limit, 5), (by_close, 3)):
@@ -163,7 +163,7 @@ def test_no_draft_tokens(family: str, name: str) -> None:
 
 @pytest.mark.parametrize(("family", "name"), PAIRS[:6])
 def test_without_a_prompt_cache(family: str, name: str) -> None:
-    run, steps = Run(family, name), right(family)[0]
+    run, steps = DraftModelRun(family, name), right(family)[0]
     got = list(run.steps(max_tokens=N, prompt_cache=None))
     assert [step[0] for step in got] == [step[0] for step in steps]
     assert run.stats.drafted > 0
@@ -171,7 +171,7 @@ def test_without_a_prompt_cache(family: str, name: str) -> None:
 
 def test_the_draft_models_are_what_they_are_meant_to_be() -> None:
     for family, name in PAIRS:
-        run = Run(family, name)
+        run = DraftModelRun(family, name)
         if (family, name) not in AGREEING and not name.startswith("contrary"):
             continue
         list(run.steps(max_tokens=N))
@@ -183,17 +183,17 @@ def test_the_draft_models_are_what_they_are_meant_to_be() -> None:
 
 @pytest.mark.contract("C2")
 def test_one_draft_token_from_a_cache_that_cannot_trim() -> None:
-    """Nothing of such a draft was fed to the draft model, so there is nothing to put back."""
-    run, steps = Run("llama", "deepseek_v41", n_draft=1), right("llama")[0][:3]
+    """The draft model was not fed such a draft, so it has nothing to restore."""
+    run, steps = DraftModelRun("llama", "deepseek_v41", n_draft=1), right("llama")[0][:3]
     assert [step[0] for step in run.steps(max_tokens=3)] == [token for token, _ in steps]
     assert wrong_caches(run, 3) == []
 
 
 @pytest.mark.parametrize(("family", "name"), [*AGREEING, PAIRS[7]])
 def test_a_second_turn(family: str, name: str) -> None:
-    """The list that the first turn left goes on with the same draft model, as plain decoding goes on."""
+    """The next turn goes on with the caches of the first turn and the same draft model, as plain decoding does."""
     for n in (2, 5):
-        run = Run(family, name)
+        run = DraftModelRun(family, name)
         by_close(run, n)
         good = deepcopy(right(family)[1][n - 1])
         expected = seeded(run.model, SECOND_TURN, 6, prompt_cache=good)
@@ -208,7 +208,7 @@ def test_an_end_token(family: str, name: str) -> None:
     """Both caches are exact when the last response arrives, while the generator is open."""
     tokens = [token for token, _ in right(family)[0]]
     for n in (n for n in range(3, N) if tokens.index(tokens[n - 1]) == n - 1):
-        run = Run(family, name)
+        run = DraftModelRun(family, name)
         responses = stream_generate(
             run.model,
             tokenizer(tokens[n - 1]),
@@ -261,7 +261,7 @@ def test_a_planted_fault_is_found(
     monkeypatch: pytest.MonkeyPatch, family: str, name: str, way: Any, owner: Any, method: str, fault: Any
 ) -> None:
     if fault is SPLIT:
-        # The entries that were quantized never reach the caller's list.
+        # The quantized entries never reach the list of the caller.
         fault = mutant(getattr(owner, method), SPLIT, "pass")
     monkeypatch.setattr(owner, method, fault)
     assert [c for n in WAYS[way] for c in complaints(family, name, way, n)] != []
@@ -292,5 +292,5 @@ def five_tokens_at_most(*args: Any, max_tokens: int, **kwargs: Any) -> Any:
     ("C4 no limit", GENERATE, "draft_generate_step", five_tokens_at_most),
 )
 def test_the_contracts_of_speculation_find_it(where: str) -> None:
-    """What test_stock_speculation.py asks a release, asked with a fault in the loop."""
+    """The checks of test_stock_speculation.py find a fault in the loop."""
     assert contracts.complaints(where, "llama") != []

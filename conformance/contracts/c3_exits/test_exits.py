@@ -1,6 +1,6 @@
-"""However drafted generation ends, the cache holds what was yielded.
+"""However drafted generation ends, the cache holds exactly the yielded tokens.
 
-The drafts are right up to a place that goes round, so that the stops fall on every place of every kind of draft.
+The first wrong token of a draft moves through all places, so that the stops fall on every place of every draft.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from conformance.testing.models.families import (
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-# The tokens of four drafts of which none, one, two and three tokens are right, each with the token that follows.
+# The tokens of four drafts with none, one, two and three right tokens, each with the token that follows.
 N = 10
 INSIDE_AN_ACCEPTED_DRAFT = {4, 7, 8}
 SECOND_TURN = [7, 9]
@@ -63,8 +63,8 @@ def second_turn(family: str, n: int) -> list[Step]:
     return seeded(model_of(family), SECOND_TURN, SECOND_TOKENS, prompt_cache=layers, **OPTIONS.get(family, {}))
 
 
-class Run:
-    """One drafted run that is still to be started."""
+class ExitRun:
+    """A drafted run that has not started yet."""
 
     def __init__(self, family: str) -> None:
         model, options = model_of(family), OPTIONS.get(family, {})
@@ -76,7 +76,7 @@ class Run:
         self.stream: Callable[..., Any] = partial(stream, model=model, prompt=PROMPT, drafter=self.drafter, **arguments)
 
 
-def in_the_consumer(run: Run, n: int) -> Exit:
+def in_the_consumer(run: ExitRun, n: int) -> Exit:
     steps: list[Any] = []
     try:
         for step in run.steps(max_tokens=-1):
@@ -89,7 +89,7 @@ def in_the_consumer(run: Run, n: int) -> Exit:
 
 
 def last_response(reason: str, responses: Iterator[Any]) -> Exit:
-    """Stop at the response that says why, while the generator is open."""
+    """Stop at the response with the finish reason, while the generator is open."""
     got = []
     for response in responses:
         got.append(response)
@@ -98,22 +98,22 @@ def last_response(reason: str, responses: Iterator[Any]) -> Exit:
     return Exit([(r.token, r.logprobs, r.from_draft) for r in got], responses, got[-1].finish_reason == reason)
 
 
-def at_the_streams_limit(run: Run, n: int) -> Exit:
+def at_the_streams_limit(run: ExitRun, n: int) -> Exit:
     return last_response("length", run.stream(tokenizer(), max_tokens=n))
 
 
-def at_the_end_token(run: Run, n: int) -> Exit:
+def at_the_end_token(run: ExitRun, n: int) -> Exit:
     return last_response("stop", run.stream(tokenizer(run.tokens[n - 1]), max_tokens=N + 2))
 
 
-def by_closing_the_stream(run: Run, n: int) -> Exit:
+def by_closing_the_stream(run: ExitRun, n: int) -> Exit:
     responses = run.stream(tokenizer(), max_tokens=-1)
     got = list(islice(responses, n))
     responses.close()
     return Exit([(r.token, r.logprobs, r.from_draft) for r in got], responses)
 
 
-WAYS: dict[Callable[[Run, int], Exit], list[int]] = {
+WAYS: dict[Callable[[ExitRun, int], Exit], list[int]] = {
     at_the_limit: [1, 8],
     by_close: list(range(1, N + 1)),
     by_throw: [4],
@@ -124,8 +124,8 @@ WAYS: dict[Callable[[Run, int], Exit], list[int]] = {
 }
 
 
-def places(family: str, way: Callable[[Run, int], Exit]) -> list[int]:
-    """An end token ends the text where it first comes up."""
+def places(family: str, way: Callable[[ExitRun, int], Exit]) -> list[int]:
+    """The places to stop at. An end token stops at its first occurrence."""
     tokens = [token for token, _ in right(family)[0]]
     first = way is not at_the_end_token
     return [n for n in WAYS[way] if first or tokens.index(tokens[n - 1]) == n - 1]
@@ -140,9 +140,9 @@ def continued(family: str, layers: list[Any], n: int, drafted: bool) -> list[Any
     return seeded(model, SECOND_TURN, SECOND_TOKENS, prompt_cache=layers, **options)
 
 
-def complaints(family: str, way: Callable[[Run, int], Exit], n: int) -> list[str]:
-    """What a run that ended after n tokens leaves, against plain decoding of n tokens."""
-    run, (steps, held) = Run(family), right(family)
+def complaints(family: str, way: Callable[[ExitRun, int], Exit], n: int) -> list[str]:
+    """Compare a run that ended after n tokens with plain decoding of n tokens."""
+    run, (steps, held) = ExitRun(family), right(family)
     exit_ = way(run, n)
     got, wanted = exit_.steps, steps[:n]
     if not exit_.reason or [step[0] for step in got] != [step[0] for step in wanted]:
@@ -162,7 +162,7 @@ def complaints(family: str, way: Callable[[Run, int], Exit], n: int) -> list[str
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_exit(family: str, way: Callable[[Run, int], Exit]) -> None:
+def test_exit(family: str, way: Callable[[ExitRun, int], Exit]) -> None:
     where = places(family, way)
     assert way is not at_the_end_token or INSIDE_AN_ACCEPTED_DRAFT & set(where)
     assert [c for n in where for c in complaints(family, way, n)] == []
@@ -170,8 +170,8 @@ def test_exit(family: str, way: Callable[[Run, int], Exit]) -> None:
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama quantized late"])
 def test_the_reference_decoder_does_the_same(family: str) -> None:
-    """The same tokens are drafted and accepted as by a decoder that rolls nothing back."""
-    run = Run(family)
+    """A decoder without rollback drafts and accepts the same tokens."""
+    run = ExitRun(family)
     drafter = Scripted(run.drafter.right, VOCAB)
     steps = [(token, from_draft) for token, _, from_draft in run.steps(max_tokens=N)]
     expected, _ = reference(model_of(family), PROMPT, N, drafter)
@@ -180,7 +180,7 @@ def test_the_reference_decoder_does_the_same(family: str) -> None:
 
 
 def prompt_only(family: str, decode: Callable[..., Any]) -> tuple[list[Any], list[Any], list[tuple[int, ...]]]:
-    """What a decode of no tokens yields, leaves in the cache and reports of the prompt."""
+    """Decode no tokens. Returns the yielded steps, the cache, and the progress reports of the prompt."""
     layers, calls = make_cache(model_of(family)), []
     steps = decode(prompt_cache=layers, prompt_progress_callback=lambda *call: calls.append(call))
     return list(steps), shape(layers), calls
@@ -209,7 +209,7 @@ def all_right(prompt: list[int], steps: list[Step]) -> Scripted:
 
 @pytest.mark.parametrize("first_turn", [0, 5])
 def test_a_prompt_of_one_token_before_quantization(first_turn: int) -> None:
-    """An entry that is due is quantized after one token: rows of a draft must not read what it was before."""
+    """A cache entry is quantized after one token when it is due. Rows of a draft must not read the old entry."""
     model, options = model_of("llama"), OPTIONS["llama quantized"]
     layers = make_cache(model)
     if first_turn:
@@ -232,7 +232,7 @@ def on_a_copy_of_the_list(verifier: Any, model: Any, layers: list[Any], *args: A
 
 
 class Unclosable:
-    """The loop is closed when it is collected, after the last response."""
+    """A planted fault: the loop closes only when it is garbage-collected, after the last response."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.steps = lookup_loop(*args, **kwargs)
@@ -260,13 +260,13 @@ class Unclosable:
     ],
 )
 def test_a_planted_fault_is_found(
-    monkeypatch: pytest.MonkeyPatch, family: str, way: Callable[[Run, int], Exit], owner: Any, name: str, fault: Any
+    monkeypatch: pytest.MonkeyPatch, family: str, way: Callable[[ExitRun, int], Exit], owner: Any, name: str, fault: Any
 ) -> None:
     where = places(family, way)
     monkeypatch.setattr(owner, name, fault)
     if fault is on_a_copy_of_the_list:
-        # An entry that was swapped in the copy only: the caller's list still has the one that is not quantized.
-        run = Run(family)
+        # Only the copy got the quantized entry. The list of the caller still has the old one.
+        run = ExitRun(family)
         at_the_limit(run, 3)
         assert shape(run.cache) != shape(right(family)[1][2])
         return
@@ -275,10 +275,10 @@ def test_a_planted_fault_is_found(
 
 @pytest.mark.contract("C2")
 def test_every_family_that_is_restored_is_known() -> None:
-    """A cache that can drop the end of a block does: only those of RESTORED cost tokens that are fed again."""
+    """A cache that can drop the end of a block does so. Only the families of RESTORED feed tokens again."""
     for family in FAMILIES:
         model: Counted = model_of(family)
-        steps = Run(family).steps(max_tokens=N)
+        steps = ExitRun(family).steps(max_tokens=N)
         model.blocks.clear()
         list(steps)
         longest = max(model.blocks[1:])

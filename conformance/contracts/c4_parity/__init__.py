@@ -1,1 +1,1 @@
-"""C4: the tokens and log probabilities of plain decoding."""
+"""C4: drafting gives the tokens and log probabilities of plain decoding."""

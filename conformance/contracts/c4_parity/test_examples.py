@@ -1,4 +1,4 @@
-"""The calls that users know from the published experiments, with the fixture in the place of their model.
+"""The calls of the published experiments, with the fixture as the model.
 
 pytest conformance/contracts/c4_parity/test_examples.py
 """
@@ -33,17 +33,17 @@ def ids(tokenizer: Any, name: str) -> list[int]:
 PLAIN: dict[tuple[int, ...], str] = {}
 
 
-def plain(model: Any, tokenizer: Any, prompt: list[int]) -> str:
+def plain_text(model: Any, tokenizer: Any, prompt: list[int]) -> str:
     if (key := tuple(prompt)) not in PLAIN:
         PLAIN[key] = "".join(r.text for r in stream_generate(model, tokenizer, prompt, max_tokens=N))
     return PLAIN[key]
 
 
 def drafted(model: Any, tokenizer: Any, prompt: list[int], **options: Any) -> DraftStats:
-    """What drafting did for an answer that is the plain one."""
+    """Decode with drafts, and check that the text is that of plain decoding. Returns the statistics."""
     options = {"sampler": make_sampler(temp=0.0), "disable_adaptive_gate": True} | options
     responses = list(stream_generate(model, tokenizer, prompt, max_tokens=N, **options))
-    assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
+    assert "".join(r.text for r in responses) == plain_text(model, tokenizer, prompt)
     stats: DraftStats = responses[-1].draft
     return stats
 
@@ -62,7 +62,7 @@ def test_a_table_for_several_prompts(fixture: tuple[Any, Any]) -> None:
     options = {"draft_type": "ngram-mod", "num_draft_tokens": 6, "ngram_size": 16, "ngram_mod_table": table}
     for name in ("rename", "rename", "json"):
         accepted.append(drafted(model, tokenizer, ids(tokenizer, name), **options).accepted)
-    # The second time, the whole answer is in the table.
+    # At the second time, the table holds the whole answer.
     assert 0 < accepted[0] < accepted[1]
 
 
@@ -70,13 +70,13 @@ def test_a_length(fixture: tuple[Any, Any]) -> None:
     model, tokenizer = fixture
     prompt = ids(tokenizer, "json")
     responses = list(stream_generate(model, tokenizer, prompt, max_tokens=N, prompt_lookup_num_tokens=8))
-    assert "".join(r.text for r in responses) == plain(model, tokenizer, prompt)
+    assert "".join(r.text for r in responses) == plain_text(model, tokenizer, prompt)
     assert responses[-1].draft.accepted > 0
 
 
 @pytest.mark.parametrize("draft_type", ["auto", "edit", "suffix", "ngram-simple", "ngram-mod"])
 def test_a_text_that_is_not_in_the_prompt(fixture: tuple[Any, Any], draft_type: str) -> None:
-    """The answer is drafted from a reference from its first token on."""
+    """Drafts come from a reference from the first token of the answer on."""
     model, tokenizer = fixture
     prompt, accepted = ids(tokenizer, "rename"), []
     reference = tokenizer.encode(fenced(CODE.replace("text", "node")))
@@ -99,7 +99,7 @@ def test_the_same_seed_gives_the_same_text(fixture: tuple[Any, Any]) -> None:
 
 
 def test_the_widened_model_computes_the_same(fixture: tuple[Any, Any]) -> None:
-    """conformance.bench.speed measures the fixture's own text, at another price."""
+    """The model of conformance.bench.speed gives the text of the fixture, at a higher cost."""
     model, tokenizer = fixture
     tokens = mx.array([ids(tokenizer, "json")])
     wide, _ = widened(1024, mx.float16)
@@ -135,7 +135,7 @@ def test_a_reference_in_an_array(fixture: tuple[Any, Any]) -> None:
 
 
 def test_a_draft_model_needs_no_cache_of_its_own(fixture: tuple[Any, Any]) -> None:
-    """The cache of the model is enough, and the next turn goes on with both."""
+    """The cache of the model is enough, and the next turn goes on with the caches of both."""
     model, tokenizer = fixture
     cache, prompt = make_prompt_cache(model), ids(tokenizer, "rename")
     n_caches = len(cache)

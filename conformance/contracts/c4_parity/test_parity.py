@@ -1,4 +1,4 @@
-"""Prompt lookup gives plain decoding's tokens and logits on the fixture."""
+"""Prompt lookup gives the tokens and logits of plain decoding on the fixture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def ids(tokenizer: Any, name: str) -> list[int]:
     return tokens
 
 
-def plain(model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS, **kwargs: Any) -> list[tuple[int, mx.array]]:
+def plain_steps(
+    model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS, **kwargs: Any
+) -> list[tuple[int, mx.array]]:
     mx.random.seed(1)
     return list(generate_step(mx.array(prompt), model, max_tokens=max_tokens, **kwargs))
 
@@ -49,11 +51,11 @@ def plain_runs(fixture: tuple[Any, Any]) -> dict[str, list[tuple[int, mx.array]]
 )
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str, draft_type: str, n: int) -> None:
-    """Bit for bit on a CPU, where a block computes what single steps compute; the same tokens elsewhere."""
+    """Equal bit for bit on a CPU, where a block computes the same as single steps. Elsewhere the same tokens."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
     if name not in plain_runs:
-        plain_runs[name] = plain(model, prompt)
+        plain_runs[name] = plain_steps(model, prompt)
     right = plain_runs[name]
     got = drafted(model, prompt, n, draft_type=draft_type)
     assert [step[0] for step in got] == [step[0] for step in right]
@@ -68,7 +70,7 @@ def test_greedy(fixture: tuple[Any, Any], plain_runs: dict[str, Any], name: str,
 def test_seeded_sampling(fixture: tuple[Any, Any], name: str, sampler: dict[str, float]) -> None:
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
-    right = plain(model, prompt, sampler=make_sampler(**sampler))
+    right = plain_steps(model, prompt, sampler=make_sampler(**sampler))
     got = drafted(model, prompt, 4, sampler=make_sampler(**sampler))
     assert [step[0] for step in got] == [step[0] for step in right]
 
@@ -87,7 +89,7 @@ def never_twice(tokens: mx.array, logits: mx.array) -> mx.array:
 def test_nothing_is_drafted_where_no_token_repeats(fixture: tuple[Any, Any]) -> None:
     model, _ = fixture
     prompt, stats = list(range(5, 45)), DraftStats()
-    right = plain(model, prompt, logits_processors=[never_twice])
+    right = plain_steps(model, prompt, logits_processors=[never_twice])
     got = drafted(model, prompt, 8, logits_processors=[never_twice], stats=stats)
     assert [step[0] for step in got] == [step[0] for step in right]
     assert (stats.drafted, stats.forwards) == (0, MAX_TOKENS + 1)
@@ -95,7 +97,7 @@ def test_nothing_is_drafted_where_no_token_repeats(fixture: tuple[Any, Any]) -> 
 
 @pytest.mark.parametrize(("name", "end"), [("tool", "stop"), ("quote", "stop"), ("nothing_to_copy", "length")])
 def test_text_and_end(fixture: tuple[Any, Any], name: str, end: str) -> None:
-    """stream_generate stops at the same token, and its last response says what was drafted."""
+    """stream_generate stops at the same token, and its last response has the statistics of drafting."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
     right = list(stream_generate(model, tokenizer, prompt, max_tokens=200))
@@ -142,11 +144,11 @@ def test_eos_inside_an_accepted_draft(fixture: tuple[Any, Any]) -> None:
 @pytest.mark.contract("C3")
 @pytest.mark.parametrize("stop_after", [1, 2, 5, 9, 10, 11, 40])
 def test_cache_after_the_consumer_stops(fixture: tuple[Any, Any], stop_after: int) -> None:
-    """The cache holds the prompt and exactly what was yielded, so a second turn is plain decoding's second turn."""
+    """The cache holds the prompt and exactly the yielded tokens, so a second turn equals that of plain decoding."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, "rename")
     caches = [make_prompt_cache(model) for _ in range(2)]
-    plain(model, prompt, max_tokens=stop_after, prompt_cache=caches[0])
+    plain_steps(model, prompt, max_tokens=stop_after, prompt_cache=caches[0])
     steps = prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=8, prompt_cache=caches[1])
     for _ in range(stop_after):
         next(steps)
@@ -157,8 +159,8 @@ def test_cache_after_the_consumer_stops(fixture: tuple[Any, Any], stop_after: in
 
 def same_next_turn(model: Any, expected: list[Any], cache: list[Any]) -> bool:
     turn = [3, 50, 51, 52]
-    right = plain(model, turn, 20, prompt_cache=expected)
-    got = plain(model, turn, 20, prompt_cache=cache)
+    right = plain_steps(model, turn, 20, prompt_cache=expected)
+    got = plain_steps(model, turn, 20, prompt_cache=cache)
     return all(a[0] == b[0] and mx.array_equal(a[1], b[1]).item() for a, b in zip(got, right, strict=True))
 
 

@@ -48,22 +48,22 @@ from conformance.testing.models.families import (
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 N = 18
-# What blocks cost is pinned: nothing here may depend on a clock.
+# The costs of blocks are fixed: nothing here may depend on a clock.
 COSTS = BlockCosts((1, 2, 16), (1.0, 1.2, 3.0))
 SAMPLERS: dict[str, dict[str, float]] = {
     "greedy": {"temp": 0.0},
     "nucleus": {"temp": 0.9, "top_p": 0.9, "min_p": 0.02},
     "xtc": {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02},
 }
-# Each sampler, and whether drafts that do not pay are left out.
+# Each sampler, and whether the gate skips drafts that do not pay.
 RUNS = (("greedy", True), ("greedy", False), ("nucleus", True), ("xtc", False))
-# A draft model takes as long as all the others.
+# A draft model takes as long as all other strategies together.
 MODEL_RUNS = (("greedy", True), ("xtc", False))
 Make = Callable[[Any, list[int]], Any]
 
 
 def warm_table(text: list[int]) -> NgramModTable:
-    """A memory that has seen the answer, and the same again with other tokens in between."""
+    """A memory that has learned the answer, and the answer with other tokens in between."""
     table = NgramModTable(3, vocab_size=VOCAB)
     for shown in (text, [*text[: len(text) // 2], 1, 2, 3]):
         NgramModStrategy(table).observe(shown)
@@ -74,7 +74,7 @@ def of_the_model(model: Any, _: list[int]) -> ModelDraftStrategy:
     return ModelDraftStrategy(model, make_cache(model))
 
 
-# A text is the prompt and the answer that plain decoding gives; a reference that is a little off drafts wrongly too.
+# The text is the prompt and the answer of plain decoding. A slightly different reference also gives wrong drafts.
 STRATEGIES: dict[str, Make] = {
     "ngram-simple": lambda _, text: NgramSimpleStrategy(2, [*text[:-4], 5, *text[8:]]),
     "suffix": lambda _, text: SuffixStrategy(draft_reference=[*text[: len(PROMPT) + 9], 5, *text[len(PROMPT) + 10 :]]),
@@ -93,7 +93,7 @@ def steps_of(family: str, strategy: Any, n: int = N, **kwargs: Any) -> list[Any]
 
 
 @cache
-def plain(family: str, sampler: str) -> list[Step]:
+def plain_steps(family: str, sampler: str) -> list[Step]:
     sample = make_sampler(**SAMPLERS[sampler])
     return seeded(model_of(family), PROMPT, N, sampler=sample, **OPTIONS.get(family, {}))
 
@@ -101,7 +101,7 @@ def plain(family: str, sampler: str) -> list[Step]:
 def complaints(family: str, name: str) -> list[str]:
     wrong, accepted = [], 0
     for sampler, gated in MODEL_RUNS if "model" in name else RUNS:
-        right, stats = plain(family, sampler), DraftStats()
+        right, stats = plain_steps(family, sampler), DraftStats()
         strategy = STRATEGIES[name](model_of(family), PROMPT + [token for token, _ in right])
         sample = make_sampler(**SAMPLERS[sampler])
         got = steps_of(family, strategy, sampler=sample, disable_adaptive_gate=not gated, stats=stats)
@@ -122,7 +122,7 @@ def test_parity(family: str, name: str) -> None:
 
 
 def near_ties(family: str, margin: float | str) -> tuple[bool, DraftStats]:
-    """Whether a noisy model gives plain decoding's tokens, when half of the drafts are right."""
+    """Whether a noisy model with half of the drafts right gives the tokens of plain decoding, and the statistics."""
     model = InBfloat16(model_of(family)) if margin == "auto" else OfAnotherKernel(model_of(family), logits=0.02)
     stats, n = DraftStats(), 3 * N
     right = seeded(model, PROMPT, n)
@@ -142,7 +142,7 @@ def test_a_margin_decides_near_ties(family: str) -> None:
     for margin in (0.04, "auto"):
         equal, stats = near_ties(family, margin)
         assert equal
-        # Each tie costs one more forward pass, and where a block is restored what was right in it one more.
+        # Each near tie costs one more forward pass. If a block is restored, its right tokens cost another.
         extra = stats.forwards - stats.cycles - stats.near_ties
         assert stats.near_ties > 0
         assert 0 <= extra <= (stats.cycles if family == "deepseek_v41" else 0)
@@ -154,7 +154,7 @@ def test_parity_is_lost_without_a_margin() -> None:
 
 
 def learned(family: str, bound: float) -> float:
-    """The margin that is learned from one token of a block and the same token alone, in multiples of the noise."""
+    """The learned margin, in multiples of the noise. It comes from one token in a block and the same token alone."""
     model, margin, noise = OfAnotherKernel(model_of(family), logits=bound), NearTies("auto"), 0.0
     for length in range(2, 6):
         layers, tokens = make_cache(model), mx.array([PROMPT])
@@ -188,7 +188,7 @@ def test_nothing_is_learned_when_costs_are_given(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_memory_is_shared_by_answers() -> None:
-    """The second answer is drafted from what the first one left in the table."""
+    """The second answer drafts from the tokens of the first one in the table."""
     table, drafted = NgramModTable(3), []
     for _ in range(2):
         stats = DraftStats()
@@ -214,7 +214,7 @@ def test_a_planted_fault_of_the_loop_is_found(monkeypatch: pytest.MonkeyPatch, f
 
 
 def rejected_of_itself() -> int:
-    """A model that drafts for itself is right every time, also when its drafts are cut."""
+    """The rejected tokens of a model that drafts for itself. There are none, also if its drafts are cut."""
     stats = DraftStats()
     cheap_pairs = BlockCosts((1, 2, 3), (1.0, 1.0, 9.0))
     steps_of("llama", of_the_model(model_of("llama"), []), draft_costs=cheap_pairs, stats=stats)

@@ -1,1 +1,1 @@
-"""C5: logits processors see what plain decoding shows them."""
+"""C5: logits processors see the same tokens as in plain decoding."""

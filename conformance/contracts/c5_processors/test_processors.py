@@ -1,4 +1,4 @@
-"""Samplers and logits processors run once a token and see what plain decoding shows them.
+"""Samplers and logits processors run once for each token, and see the same as in plain decoding.
 
 pytest conformance/contracts/c5_processors/test_processors.py
 """
@@ -46,7 +46,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 
 
 class Shifting:
-    """Raises another token at each call: one call too many or out of order moves all that follow."""
+    """Raises another token at each call. An extra call or a wrong order changes all later tokens."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -57,7 +57,7 @@ class Shifting:
 
 
 class Remembering:
-    """Bans what was drawn after the token that was drawn last: its state grows with the history it is shown."""
+    """Bans the tokens that followed the last token before. Its state depends on the whole history that it sees."""
 
     def __init__(self) -> None:
         self.followers: dict[int, set[int]] = {}
@@ -83,7 +83,7 @@ PROCESSORS: dict[str, Callable[[], list[Any]]] = {
 
 
 class Witness:
-    """Notes what a processor and a sampler are shown, and changes nothing."""
+    """Records what a processor and a sampler see, and changes nothing."""
 
     def __init__(self, sampler: Callable[[mx.array], mx.array]) -> None:
         self.sampler = sampler
@@ -102,12 +102,12 @@ class Witness:
         return token
 
 
-class Run:
-    """A decode with a witness; what it yields, and the random state it leaves."""
+class ProcessorRun:
+    """A decode with a witness. It has the yielded steps, and the random state at the end."""
 
     def __init__(self, sampler: str, processors: str, **more: Any) -> None:
         self.witness = Witness(make_sampler(**SAMPLERS[sampler]))
-        # First and last in line: the raw logits of a row, then what all processors made of it.
+        # The witness is first and last: it sees the raw logits of a row, then the output of all processors.
         line = [self.witness.process, *PROCESSORS[processors](), self.witness.process]
         self.arguments = {"sampler": self.witness.sample, "logits_processors": line, **more}
         self.steps: list[Any] = []
@@ -128,12 +128,12 @@ class Run:
 
 
 def complaints(family: str, sampler: str, processors: str, stop: int | None = None, **more: Any) -> list[str]:
-    """What a drafted run does not share with the plain run of as many tokens."""
-    right, got = Run(sampler, processors, **more), Run(sampler, processors, **more)
+    """The differences between a drafted run and a plain run of as many tokens."""
+    right, got = ProcessorRun(sampler, processors, **more), ProcessorRun(sampler, processors, **more)
     right.plain(family, N)
     script = right.steps
     if stop is not None:
-        right = Run(sampler, processors, **more)
+        right = ProcessorRun(sampler, processors, **more)
         right.plain(family, stop)
     got.drafted(family, N, script, stop)
     if [step[0] for step in got.steps] != [step[0] for step in right.steps]:
@@ -166,7 +166,7 @@ def test_seed_and_history_with_other_caches(family: str, sampler: str, processor
 @pytest.mark.parametrize("prefill_step_size", [1, 4, len(PROMPT) - 1])
 @pytest.mark.parametrize("stop", [1, 4, 8])
 def test_chunks_and_early_stops(prefill_step_size: int, stop: int) -> None:
-    """A draw for a token that nobody asked for would move the seed of the next response."""
+    """Drawing a token that is not used would change the random state for the next response."""
     assert complaints("llama", "temperature", "remembering", stop, prefill_step_size=prefill_step_size) == []
 
 
@@ -184,7 +184,7 @@ class Failing:
 @pytest.mark.parametrize("family", ["llama", "mamba", "deepseek_v41"])
 @pytest.mark.parametrize("call", [1, 2, 5, 7, 8])
 def test_a_processor_that_fails(family: str, call: int) -> None:
-    """Plain decoding holds the token whose successor it could not draw, and nothing that was drafted after it."""
+    """The cache holds the token before the failure, as in plain decoding, and no drafted token after it."""
     model, script = model_of(family), seeded(model_of(family), PROMPT, N)
     caches = [make_cache(model) for _ in range(2)]
     for drafted, layers in enumerate(caches):
@@ -199,7 +199,7 @@ def test_a_processor_that_fails(family: str, call: int) -> None:
 
 
 def test_a_greedy_draft_without_processors_is_drawn_at_once() -> None:
-    """The sampler that make_sampler gives for temperature 0 is the one that the loop knows."""
+    """The loop recognizes the sampler that make_sampler returns for temperature 0."""
     assert make_sampler(0.0) is greedy_sampler
 
 

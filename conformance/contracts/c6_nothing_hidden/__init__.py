@@ -1,1 +1,1 @@
-"""C6: what is not done is said, and contradictions are errors."""
+"""C6: nothing is ignored silently, and contradictions are errors."""

@@ -1,4 +1,4 @@
-"""Options that contradict each other are errors before a model is loaded."""
+"""Contradictory options are errors before a model is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance import FIXTURE
 from conformance.testing.commands.recorders import COMMANDS, module_of, parser_of
 
 LOOKUP = "--prompt-lookup-num-tokens"
-# What a user types, and what the error has to name.
+# The options that a user types, and the words that the error has to name.
 CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "generate": {
         f"{LOOKUP} 8 --draft-model nowhere/nothing": (LOOKUP, "--draft-model"),

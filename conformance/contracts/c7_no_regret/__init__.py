@@ -1,1 +1,1 @@
-"""C7: drafting that does not pay is shortened, and nothing is measured."""
+"""C7: drafting that does not pay is shortened, without extra passes to measure costs."""

@@ -1,8 +1,8 @@
-"""What the first drafted response of a process feeds the model, for test_no_regret.py:
+"""Record the blocks of the first drafted response of a process, for test_no_regret.py:
 
 python -m conformance.contracts.c7_no_regret.no_regret_first_response [--fault calibrate]
 
-Decodes a prompt plain and twice drafted, and prints a line of JSON for each.
+It decodes a prompt once plain and twice drafted, and prints a line of JSON for each response.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKENS = 48
 
 @dataclass
 class Response:
-    """What one response took: the length of each block, and how many of them came before the first token."""
+    """The length of each block of a response, and the number of blocks before the first token."""
 
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ def respond(model: Any, tokenizer: Any, prompt: list[int], **drafting: Any) -> R
 
 
 def calibrate() -> None:
-    """A fault: the first response finds out what blocks cost."""
+    """A fault: the first response measures the costs of blocks."""
     learned = GENERATE.block_costs
 
     def measured(model: Any, *kv_bits: Any) -> Any:
@@ -88,7 +88,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.fault is not None:
         FAULTS[args.fault]()
-    # Nothing is learned from a clock that stands still: the second response drafts as the first one did.
+    # With a stopped clock no costs are learned, so the second response drafts as the first one.
     costs.time = SimpleNamespace(perf_counter=lambda: 0.0)
     model, tokenizer = load(str(FIXTURE))
     prompt = tokenizer.apply_chat_template(PROMPTS["rename"], add_generation_prompt=True)

@@ -1,6 +1,7 @@
-"""What the strategies and the Planner are worth on recorded streams.
+"""The speed of the strategies and the Planner on recorded streams.
 
-Nothing is timed: a table says what blocks cost. The figures of docs/drafting.md are those of more and longer streams.
+Nothing is timed: the costs of blocks come from a table. The numbers in docs/drafting.md come from more and longer
+streams.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from conformance.testing.drafts.wrong import Changing, Wrong
 from conformance.testing.texts.recorded_streams import NAMES, VOCAB, Request, Stream, streams
 
 SEEDS, SMALL = range(100, 101), (300, 1000)
-# Answers of some 40 tokens: a single draft weighs too much in a few of them.
+# Answers of about 40 tokens. In few of them a single draft would weigh too much.
 MORE_SEEDS = dict.fromkeys(("outline", "quote", "lookup", "tool"), range(100, 112))
 SLOWEST = 0.97
-# How far from the best rival EditStrategy and SuffixStrategy may be, of the rival's speed.
+# How much slower than the best rival EditStrategy and SuffixStrategy may be, as a share of its speed.
 MARGIN = 0.02
-# The most that drafts may cost beyond what they gain, whatever the strategy.
+# The most that drafts may cost beyond their gain, for any strategy.
 REGRET = CREDIT
 ADVERSARIES = ("ambiguous", "bait")
 TABLES = {"cpu": CPU, "m4": M4}
@@ -64,7 +65,7 @@ def rivals() -> dict[str, dict[str, float]]:
 
 
 def behind(row: Row) -> list[str]:
-    """The workloads on which a rival is ahead by more than is allowed."""
+    """The workloads on which a rival is faster by more than the allowed share."""
     found = []
     for name, result in row.by_name.items():
         speed, rival = max((speed, rival) for rival, speed in rivals()[name].items())
@@ -101,7 +102,7 @@ def test_ngram_simple_is_the_most_recent_ngram() -> None:
 
 
 def regrets(make: Callable[[], Any], costs: BlockCosts, streams: Sequence[Stream]) -> list[str]:
-    """Streams that drafting makes slower than is allowed."""
+    """The streams that drafting slows down by more than the allowed share."""
     found = []
     for stream in streams:
         row = run(make, [stream], costs)
@@ -125,13 +126,13 @@ def test_no_stream_is_slower_with_a_strategy_of_ones_own(rival: str) -> None:
 
 @pytest.mark.parametrize("costs", TABLES)
 def test_a_strategy_that_is_always_wrong_costs_the_credit(costs: str) -> None:
-    """That is more than 3 % of an answer of less than 50 tokens, and no more."""
+    """The credit is more than 3 % of an answer below 50 tokens. The cost never exceeds it."""
     assert regrets(Wrong, TABLES[costs], recorded()) == []
 
 
 @pytest.mark.planted
 def test_drafts_without_a_gate_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a stream that is made to hurt, or on prose."""
+    """Without a gate, a bad-case stream or prose is slower."""
     monkeypatch.setattr(simulate, "Planner", lambda *args: Planner(args[0], args[1], args[2], None, args[4]))
     for make in (SuffixStrategy, NgramSimpleStrategy, RIVALS["transformers"]):
         assert regrets(make, CPU, recorded(*ADVERSARIES, "prose")) != []
@@ -148,7 +149,7 @@ def test_a_gate_without_its_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 @st.composite
 def tables(draw: Callable[..., Any]) -> BlockCosts:
-    """Anything from blocks that cost nothing more to blocks that cost their tokens twice."""
+    """Cost tables from blocks at the cost of one token to blocks at twice the cost of their tokens."""
     steps = draw(st.lists(st.floats(0, 2), min_size=4, max_size=4))
     lengths = (1, 2, 3, 5, 9)
     costs = [1.0]
@@ -161,7 +162,7 @@ Turn = tuple[int, int, bool | None]
 
 
 class Lying:
-    """Right and wrong drafts, as they are drawn, with any claim about them."""
+    """Random right and wrong drafts, with a random claim about each."""
 
     def __init__(self, answer: Sequence[int], turns: Sequence[Turn]) -> None:
         self.answer, self.turns, self.n_seen, self.turn = answer, turns, -1, 0
@@ -193,7 +194,7 @@ def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn
 
 
 def clock(truth: BlockCosts, seed: str) -> Callable[[float], float]:
-    """Passes of 30 ms with some noise, of which the first of a length and a few more take far longer."""
+    """A clock with passes of about 30 ms. The first pass of each length and a few others take far longer."""
     rng = random.Random(seed)
     seen: set[float] = set()
 
@@ -208,12 +209,12 @@ def clock(truth: BlockCosts, seed: str) -> Callable[[float], float]:
 
 
 def scaled(table: BlockCosts, factor: float) -> BlockCosts:
-    """Each token more costs ``factor`` times as much."""
+    """A table in which each additional token costs ``factor`` times as much."""
     return BlockCosts(table.lengths, [1 + factor * (cost - 1) for cost in table.costs])
 
 
 def learning(device: str, factor: float) -> list[float]:
-    """How fast the first and the second response are where costs are learned, over where they are known."""
+    """The speed of the first and the second response with learned costs, relative to known costs."""
     table, names = device_costs(device), ("rename", "chat", "echo", "json", "code", "prose", "ambiguous")
     truth, spent = scaled(table, factor), [Result(), Result(), Result()]
     for stream in recorded(*names):
@@ -254,7 +255,7 @@ def test_a_second_run_makes_the_same_drafts(strategy: str) -> None:
 
 @pytest.mark.planted
 def test_drafts_that_depend_on_more_than_the_tokens_are_found() -> None:
-    """An ngram-mod table that is kept from one run to the next."""
+    """A planted fault: an ngram-mod table is shared between two runs."""
     table = NgramModTable(vocab_size=VOCAB)
     request = recorded("rename")[0].requests[0]
     runs = [decode(NgramModStrategy(table), request, CPU)[1] for _ in range(2)]
@@ -262,7 +263,7 @@ def test_drafts_that_depend_on_more_than_the_tokens_are_found() -> None:
 
 
 class Known:
-    """A model that says the tokens that it was given, whatever it is fed."""
+    """A model that always continues with given tokens."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = mx.array(tokens)
@@ -306,7 +307,7 @@ def test_the_simulation_is_what_the_loop_does(strategy: str, loop_requests: list
 
 @pytest.mark.planted
 def test_another_loop_is_found(monkeypatch: pytest.MonkeyPatch, loop_requests: list[Request]) -> None:
-    """One that never runs ahead of its drafts."""
+    """A planted fault: the loop never feeds ahead."""
     drafts = [decode(makers()["suffix"](), request, CPU)[1] for request in loop_requests]
     monkeypatch.setattr(planner, "PATIENCE", 10**9)
     blocks = [loop_blocks(makers()["suffix"](), request, CPU) for request in loop_requests]

@@ -1,7 +1,7 @@
-"""What following an edit is worth, and that it finds its place.
+"""The gain of following an edit, and that the strategy finds its place in the text.
 
-Nothing is timed: a table says what blocks cost. The figures of docs/drafting.md are those of more and longer streams.
-CONFORMANCE_PROFILE=full draws 2000 edits.
+Nothing is timed: the costs of blocks come from a table. The numbers in docs/drafting.md come from more and longer
+streams. CONFORMANCE_PROFILE=full draws 2000 edits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conformance.testing.texts.recorded_streams import NAMES, Stream, bpe, strea
 
 TABLES = {"cpu": CPU, "m4": M4, "gpu": GPU}
 ENCODINGS = {"bpe": bpe, "words": words}
-# At least so much faster than the longest match, over all edits; no workload is slower than this.
+# The least mean speed over all edits, relative to the longest match, and the least speed of one workload.
 GAINS = {"cpu": 1.07, "m4": 1.07, "gpu": 1.6}
 SLOWEST = 0.94
 SEEDS, SIZES = range(900, 902), (600, 1500)
@@ -71,7 +71,7 @@ def without_guesses(patch: pytest.MonkeyPatch) -> None:
 
 
 def always_sure(patch: pytest.MonkeyPatch) -> None:
-    """A change is done wherever a token of it stands."""
+    """A planted fault: a learned change is applied at every place with one of its tokens."""
     patch.setattr(module, "_LIKELY", (1.0,) * 6, raising=False)
     patch.setattr(Changes, "_not_done", lambda *_: None)
 
@@ -93,7 +93,7 @@ def test_changes_that_are_never_given_up_are_found(monkeypatch: pytest.MonkeyPat
 
 
 Operation = tuple[str, int, int]
-# Of a source without any two tokens alike, so that only one alignment is the best: copy, replace, insert or drop some.
+# Operations on a source of distinct tokens, so that there is one best alignment: copy, replace, insert or drop.
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("copy"), st.integers(6, 20), st.just(0)),
@@ -106,7 +106,7 @@ operations = st.lists(
 
 
 def program(drawn: Sequence[Operation]) -> tuple[list[int], list[int]]:
-    """A source and what an edit makes of it: there is a copy before and between all changes."""
+    """A source and its edited form. Copied tokens come before and between all changes."""
     source: list[int] = []
     answer: list[int] = []
     new = 10_000
@@ -120,7 +120,7 @@ def program(drawn: Sequence[Operation]) -> tuple[list[int], list[int]]:
 
 
 def aligned(source: Sequence[int], answer: Sequence[int]) -> dict[int, int]:
-    """Which token of the source each copied token of the answer is, by an edit distance over both texts."""
+    """The index in the source of each copied token of the answer, by the edit distance of both texts."""
     rows = [list(range(len(source) + 1))]
     for i, token in enumerate(answer):
         row = [i + 1]
@@ -140,9 +140,9 @@ def aligned(source: Sequence[int], answer: Sequence[int]) -> dict[int, int]:
 
 
 def astray(drawn: Sequence[Operation]) -> list[int]:
-    """Where the strategy does not draft what follows, right after a token that the alignment calls copied.
+    """The places after a copied token where the strategy does not draft the next token of the source.
 
-    The same tokens stand in another order behind the source, so one of them alone does not tell a place.
+    The same tokens follow the source in another order, so one token alone does not show the place.
     """
     source, answer = program(drawn)
     pairs, strategy, found = aligned(source, answer), EditStrategy(), []

@@ -1,7 +1,7 @@
-"""What looking drafts up costs, beside a plain backward scan: tox run -e micro
+"""The cost of looking up drafts, compared with a plain backward scan: tox run -e micro
 
-The suite runs each of these once, without timing. No test asserts a time. What an index holds is in the JSON of
-``--benchmark-json=FILE``, as ``bytes_a_token`` of the observations.
+The suite runs each test once, without timing. No test asserts a time. ``--benchmark-json=FILE`` also records the memory
+of an index, as ``bytes_a_token``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_propose(benchmark: Any, name: str, match: bool, n: int) -> None:
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("name", INDEXES)
 def test_observe_a_prompt(benchmark: Any, name: str, n: int) -> None:
-    """Divide by the length: each round indexes the whole prompt. To free the index before is not a part of it."""
+    """Each round indexes the whole prompt, so divide by its length. Freeing the previous index is not timed."""
     benchmark.group = f"observe a prompt, {n} tokens"
     tokens = text(n)
     if benchmark.enabled:
@@ -84,7 +84,7 @@ def test_ngram_mod_proposes_nothing(benchmark: Any, size: int) -> None:
 
 @pytest.mark.parametrize("size", TABLES)
 def test_ngram_mod_learns_a_slice(benchmark: Any, size: int) -> None:
-    """A new table is filled: the longest that one call learns."""
+    """Fill a new table with the longest slice that one call learns."""
     benchmark.group = f"ngram-mod, {LEARN_SLICE} tokens into a new table"
     tokens = [i * 7919 % VOCAB for i in range(LEARN_SLICE)]
 

@@ -1,4 +1,4 @@
-"""Nothing is measured on the user's time, and nothing is held for it."""
+"""Drafting runs no extra passes to measure costs, and holds no memory for that."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from conformance.testing.models.architectures import CONFIGS, build
 from conformance.testing.models.families import GENERATE
 from conformance.testing.texts.recorded_streams import bpe, corpus, stream
 
-# Longer than a chunk of a prompt, and wide enough that one chunk's logits show.
+# A prompt longer than a chunk, and a model so wide that the logits of one chunk are visible in its memory.
 PROMPT = [(7 * i) % 64 for i in range(1200)]
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "layer_types": None, "sliding_window": None, "head_dim": 32}
 
 
 def responses(*arguments: str) -> list[Response]:
-    """A plain response and two drafted ones, the first ones of a process."""
+    """A plain response and two drafted ones, the first responses of a process."""
     command = [sys.executable, "-m", "conformance.contracts.c7_no_regret.no_regret_first_response", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -39,14 +39,14 @@ def responses(*arguments: str) -> list[Response]:
 
 
 def complaints(plain: Response, first: Response, second: Response) -> list[str]:
-    """What the first drafted response does beyond decoding."""
+    """The extra work of the first drafted response."""
     n_prompt = len(first.blocks) - first.forwards
     checks = {
         "tokens": plain.tokens == first.tokens == second.tokens,
         "more calls than plain decoding": len(first.blocks) <= len(plain.blocks),
         "more calls than the second": first.blocks == second.blocks,
         "more calls before the first token": first.before_the_first <= plain.before_the_first,
-        # Each pass ends in a token that no draft had, the one that follows the last token among them.
+        # Each pass gives one undrafted token, including the one after the last token.
         "passes that do not decode": first.forwards == len(first.tokens) - first.accepted + 1
         and first.blocks[:n_prompt] == plain.blocks[:n_prompt],
     }
@@ -116,14 +116,14 @@ def test_the_logits_of_the_prompt_that_are_held_are_found(monkeypatch: pytest.Mo
     assert complaints_of_memory() != []
 
 
-# What blocks of the fixture cost on a CPU, with a plain cache and with --kv-bits 8, where a token takes five times as
-# long.
+# The costs of blocks of the fixture on a CPU, with a plain cache and with --kv-bits 8. With that a token takes five
+# times as long.
 PLAIN = BlockCosts((1, 2, 4, 8, 16), (1, 1.14, 1.58, 2.42, 4.18))
 QUANTIZED = BlockCosts((1, 2, 4, 8, 16), (1, 1.8, 3.42, 6.7, 13.53))
 
 
 def speeds_with_a_quantized_cache(model: Any) -> list[float]:
-    """That of each response with a quantized cache, after one of the same model with a plain one."""
+    """The speed of each response with a quantized cache, after one with a plain cache of the same model."""
     found = []
     for name, seed in product(("rename", "chat", "echo", "json", "code", "prose", "ambiguous"), range(3)):
         request = stream(name, 300, seed, corpus(), bpe()).requests[0]
@@ -137,7 +137,7 @@ def speeds_with_a_quantized_cache(model: Any) -> list[float]:
 
 
 def test_a_quantized_cache(fixture: tuple[Any, Any]) -> None:
-    """Its blocks cost nearly what their tokens do. That is learned apart from what a plain cache costs."""
+    """Its blocks cost nearly as much as their tokens. These costs are learned apart from those of a plain cache."""
     assert min(speeds_with_a_quantized_cache(fixture[0])) > 0.97
 
 

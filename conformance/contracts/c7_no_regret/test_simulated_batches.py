@@ -1,6 +1,6 @@
-"""What drafts in a batch cost and gain on recorded streams.
+"""The cost and the gain of drafts in a batch on recorded streams.
 
-Nothing is timed: a table says what blocks cost.
+Nothing is timed: the costs of blocks come from a table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def recorded(kind: str) -> tuple[Asked, ...]:
 
 
 def regrets(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = SuffixStrategy) -> list[str]:
-    """Rows that drafting keeps longer than is allowed, and all of them together."""
+    """The rows that drafting slows down by more than the allowed share, and the batch if it does."""
     result = decode(asked, size, costs, make)
     found = [] if result.speed >= SLOWEST else [f"all: {result.speed:.3f}"]
     for row in result.ended:
@@ -64,7 +64,7 @@ def test_a_batch_of_copies_is_faster() -> None:
 
 @pytest.mark.planted
 def test_rows_without_a_credit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that drafts nothing pays for the others, however long."""
+    """A planted fault: a row without drafts pays for the others without a limit."""
 
     def planners(self: BatchPlanner, uids: list[int]) -> list[Planner]:
         return [self.rows.get(uid) or Planner(Wrong(), 1, DraftStats()) for uid in uids]
@@ -82,13 +82,13 @@ def test_a_batch_without_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.planted
 def test_lengths_as_of_one_row_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that plans as if the other rows cost nothing."""
+    """A planted fault: a batch plans as if the other rows cost nothing."""
     monkeypatch.setattr(BatchPlanner, "_cost", lambda self, _, n: self.costs(1 + n))
     assert any(regrets(recorded(kind), 16, device_costs("metal")) for kind in KINDS)
 
 
 class Known:
-    """A model that says to each prompt the answer that it was given; the first token of a prompt tells them apart."""
+    """A model with a given answer for each prompt. The first token of a prompt identifies it."""
 
     def __init__(self, asked: Sequence[Asked]) -> None:
         self.texts = [[*request.prompt, *request.answer, 0, 0] for request, _ in asked]
@@ -101,7 +101,7 @@ class Known:
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         self.blocks.append(inputs.shape)
         seen = cache[0].offset if isinstance(cache[0].offset, mx.array) else mx.array([cache[0].offset] * len(inputs))
-        # The cache holds what it was fed, so that a wrong trim shows.
+        # The cache holds the fed tokens, so that a wrong trim is visible.
         rows = inputs[:, None, :, None].astype(mx.float32)
         keys, _ = cache[0].update_and_fetch(rows, rows)
         padding = getattr(cache[0], "left_padding", mx.zeros(len(inputs), mx.int32)).tolist()
@@ -117,12 +117,12 @@ class Known:
 
 
 def alike(asked: Sequence[Asked]) -> list[Asked]:
-    """Each prompt begins with its number."""
+    """Start each prompt with its number."""
     return [(Request([i, *request.prompt], request.answer), drafted) for i, (request, drafted) in enumerate(asked)]
 
 
 def batch_blocks(asked: Sequence[Asked], costs: BlockCosts) -> list[tuple[int, int]]:
-    """The blocks that a batch feeds after the prompts."""
+    """The blocks that a real batch feeds after the prompts."""
     model = Known(asked)
     batch = BatchGenerator(model, draft_costs=costs, prefill_batch_size=16)
     batch._planner._vocab_size = VOCAB
@@ -138,7 +138,7 @@ def batch_blocks(asked: Sequence[Asked], costs: BlockCosts) -> list[tuple[int, i
         for response in responses:
             said[response.uid].append(response.token)
     assert list(said.values()) == [request.answer for request, _ in asked]
-    # The prompts are one block, but for their last tokens.
+    # All prompts are one block, without their last tokens.
     return model.blocks[1:]
 
 
@@ -158,7 +158,7 @@ def test_the_simulation_is_what_the_batch_does(name: str, device: str) -> None:
 
 @pytest.mark.planted
 def test_another_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that never runs ahead of its drafts."""
+    """A planted fault: the batch never feeds ahead."""
     asked, costs = alike(ASKED["beside"]), device_costs("metal")
     simulated: Result = together(asked, costs)
     monkeypatch.setattr(planner, "PATIENCE", 10**9)

@@ -1,1 +1,1 @@
-"""C8: forward passes and tokens fed, counted."""
+"""C8: one forward pass for each cycle, and no token is fed twice without need."""

@@ -1,6 +1,6 @@
-"""Forward passes and tokens fed, for every depth at which a draft is wrong.
+"""Count forward passes and fed tokens, for every number of accepted tokens.
 
-The prompts end below, at and past the window of 16 tokens, and around the 256 rows by which a cache grows.
+The prompts end below, at and past the window of 16 tokens, and around the steps of 256 rows by which a cache grows.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ N = 7
 LENGTHS = [1, 2, WINDOW - K - 1, WINDOW - 1, WINDOW, WINDOW + 2, 2 * WINDOW + 1]
 GROWTH = [256 - N - 1, 256 - K - 1, 256 - 2, 256 - 1, 256, 256 + 1]
 DEPTHS = range(K + 1)
-# One family for each way to trim: at every length. The others at, below and past the window.
+# One family for each way to trim runs at every length. The others run below, at and past the window.
 FILLED = {"llama", "llama max_kv_size", "gemma3_text", "mamba", "qwen3_next", "llama4"}
-# The longest block whose rows the patched models compute as they compute single tokens.
+# The longest block that the patched models compute exactly as single tokens.
 SHORT = 16
 
 
 class AtDepth:
-    """Drafts as many right tokens every time, then wrong ones."""
+    """Drafts ``depth`` right tokens every time, then wrong ones."""
 
     def __init__(self, right: Sequence[int], depth: int) -> None:
         self.right, self.depth, self.n_seen = right, depth, 0
@@ -68,17 +68,17 @@ def tokens_of(length: int) -> list[int]:
 
 @cache
 def right(family: str, length: int, n: int = N) -> list[Step]:
-    """Plain decoding of n tokens and of the draft that could follow."""
+    """Plain decoding of n tokens, and of the draft that may follow."""
     return seeded(model_of(family), tokens_of(length), n + K, **OPTIONS.get(family, {}))
 
 
 def near(family: str, length: int) -> float:
-    """The first block of a recurrent layer is computed as a prompt is: after one token that is this draft's block."""
+    """The allowed distance. A recurrent layer computes its first block like a prompt, and that can be a draft."""
     return allowed(family) if length > 1 else max(allowed(family), 1e-4)
 
 
 class Count:
-    """One drafted run, the blocks that it fed after the prompt and what it says about itself."""
+    """A drafted run: the blocks it fed after the prompt, and its statistics."""
 
     def __init__(self, family: str, length: int, depth: int, n: int = N, close: bool = False) -> None:
         model, prompt, self.stats = model_of(family), tokens_of(length), DraftStats()
@@ -95,14 +95,15 @@ class Count:
         )
         self.steps: list[Any] = list(islice(steps, n))
         steps.close()
-        # All of the prompt but its last token is one block.
+        # The prompt without its last token is one block.
         self.blocks = model.blocks[length > 1 :]
 
 
 def expected_blocks(n: int, depth: int, restored: bool, length: int) -> list[int]:
-    """A right token and a draft, and where a block is restored its right tokens once more; K never goes past n.
+    """The expected blocks: a right token and a draft. After a restore, the right tokens of the last block come first.
 
-    Nothing is drafted until a first forward pass told how many tokens there are: after a prompt of one, a block later.
+    No draft goes past n. The first draft needs the size of the vocabulary, which a first forward pass gives. So after a
+    prompt of one token it comes one block later.
     """
     blocks: list[int] = []
     pending, left = 1, n
@@ -127,7 +128,7 @@ def complaints(family: str, length: int, depth: int) -> list[str]:
         "blocks": count.blocks == expected_blocks(N, depth, family in RESTORED, length),
         "forwards": stats.forwards == stats.cycles == len(count.blocks) == N - accepted + 1,
         "accepted": stats.accepted == accepted,
-        # Nothing is fed twice: one right token a block, and the drafts.
+        # No token is fed twice: each block is one right token and a draft.
         "tokens fed": family in RESTORED or sum(count.blocks) == stats.forwards + stats.drafted,
     }
     return [f"{length} {depth}: {check} {count.blocks}" for check, holds in checks.items() if not holds]
@@ -154,14 +155,14 @@ def test_an_early_close_costs_no_forward(family: str) -> None:
 
 
 def test_a_close_after_a_restore_costs_one_forward() -> None:
-    """What was restored is fed at the end, and counted."""
+    """The restored tokens are fed at the end, and this pass is counted."""
     count = Count("deepseek_v41", 17, 1, 2, close=True)
     assert count.blocks == [1 + K, 2 + 1 + K, 2 + 1]
     assert count.stats.forwards == len(count.blocks)
 
 
 def test_restored_blocks_stay_short() -> None:
-    """Drafts that are never right cost a few tokens a block, however many there are in a row."""
+    """Drafts that are never right cost only a few tokens in each block, however often they come."""
     count = Count("deepseek_v41", 17, 0, 24)
     assert max(count.blocks) <= SHORT
 
@@ -179,7 +180,7 @@ def replay_at_once(verifier: Any, n_accepted: int) -> None:
 @pytest.mark.planted
 @pytest.mark.parametrize("family", ["llama", "mamba", "deepseek_v41"])
 def test_one_forward_too_many_is_found(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """Blocks that are restored without need, or fed again at once."""
+    """Planted faults: blocks are restored without need, or fed again at once."""
     if family in RESTORED:
         monkeypatch.setattr(BlockVerifier, "accept", replay_at_once)
     else:

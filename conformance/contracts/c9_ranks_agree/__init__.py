@@ -1,1 +1,1 @@
-"""C9: two ranks decode what one decodes."""
+"""C9: two ranks decode the same tokens as one."""

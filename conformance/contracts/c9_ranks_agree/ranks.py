@@ -1,8 +1,8 @@
-"""What ranks decode together, for conformance/contracts/c9_ranks_agree/test_ranks.py. Each rank runs
+"""Decode cases on several ranks, for conformance/contracts/c9_ranks_agree/test_ranks.py. Each rank runs
 
 python -m conformance.contracts.c9_ranks_agree.ranks HOW MODEL [--fault FAULT] CASE...
 
-where HOW says how the model is split, and prints a line of JSON for each case and prompt.
+where HOW is the way to split the model. It prints a line of JSON for each case and prompt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from conformance.testing.texts.prompts import PROMPTS
 N = 24
 SEED = 5
 VOCAB = 1024
-# Something to draft, and nothing that a draft gets right for long.
+# Gives drafts that are right only for a few tokens.
 SHOWN = ("tool", "nothing_to_copy")
 # A short prompt for models with random weights.
 PATTERN = [7, 3, 9, 4, 7, 3, 9, 4, 7, 3, 9]
@@ -43,7 +43,7 @@ PATTERN = [7, 3, 9, 4, 7, 3, 9, 4, 7, 3, 9]
 
 @dataclass
 class Result:
-    """What one rank saw of one decode."""
+    """The record of one rank for one decode."""
 
     case: str
     prompt: str
@@ -67,7 +67,7 @@ class Part(Counted):
 
 
 class Unasked:
-    """What the ranks after the first may bring: nobody asks it."""
+    """A strategy for the ranks after the first. It fails if anything calls it."""
 
     def observe(self, tokens: Sequence[int]) -> None:
         raise AssertionError("asked to observe")
@@ -76,7 +76,7 @@ class Unasked:
 
 
 class NowAndThen(SuffixStrategy):  # type: ignore[misc]
-    """Has nothing to propose for twelve tokens, then for twelve tokens drafts, wrong ones if it is told to."""
+    """Proposes nothing for twelve tokens, then drafts for twelve tokens, on request wrong ones."""
 
     def __init__(self, wrong: bool = False) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class NowAndThen(SuffixStrategy):  # type: ignore[misc]
 
 
 class Broken(SuffixStrategy):  # type: ignore[misc]
-    """Fails in one of its methods, at the call with this number."""
+    """Raises in one of its methods, at the given call."""
 
     def __init__(self, method: str, call: int, answer: Any = None) -> None:
         super().__init__()
@@ -113,13 +113,13 @@ class Broken(SuffixStrategy):  # type: ignore[misc]
 
 
 def table(rank: int, text: list[int]) -> NgramModTable:
-    """A memory that has seen this text, or on another rank one where other tokens follow."""
+    """A memory of this text. On other ranks it holds other next tokens."""
     made = NgramModTable(3)
     NgramModStrategy(made, VOCAB).observe(text if rank == 0 else [t for token in text for t in (token, token, rank)])
     return made
 
 
-# What a rank gives, by its number and the text, which is the prompt with what plain decoding says.
+# The arguments of a rank, by its number and the text: the prompt with the answer of plain decoding.
 Options = Callable[[int, list[int]], dict[str, Any]]
 PAYING = BlockCosts()
 UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5, "draft_costs": PAYING}
@@ -170,17 +170,17 @@ FAILING: dict[str, Options] = {
 }
 
 
-# The others do nothing else where nothing is drafted.
+# Without drafts, the other cases do the same as these.
 WITHOUT_COPIES = ("plain", "auto", "margin", "now and then", "wrong")
 
 
 def prompts_of(case: str, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Those of the prompts that a case is decoded with."""
+    """The prompts of a case."""
     return {name: prompt for name, prompt in prompts.items() if name != SHOWN[1] or case in WITHOUT_COPIES}
 
 
 def decide_alone() -> None:
-    """A fault: every rank decides by itself, and asks no other one what it can take back."""
+    """A fault: every rank decides alone, and does not ask the others what they can roll back."""
     sys.modules["mlx_lm.generate"].parts_of_ranks = lambda _: (BlockVerifier, Planner)  # type: ignore[attr-defined]
 
 
@@ -198,11 +198,11 @@ def steps(part: Part, prompt: list[int], options: dict[str, Any]) -> Iterator[in
 
 
 def decode(part: Part, group: Any, case: str, name: str, prompt: list[int], answer: Sequence[int] = ()) -> Result:
-    """Decode a prompt as a case says, together with the other ranks."""
+    """Decode a prompt with the options of a case, together with the other ranks."""
     result, stats, layers = Result(case, name), DraftStats(), make_prompt_cache(part)
     options = (CASES | FAILING)[case](group.rank(), [*prompt, *answer])
     if "seconds" in options:
-        # What blocks cost is learned again.
+        # Forget the learned costs of blocks.
         part = Part(part.model)
         part.seconds = options.pop("seconds")
     part.blocks = []
@@ -229,7 +229,7 @@ def decode(part: Part, group: Any, case: str, name: str, prompt: list[int], answ
 
 
 def prompts_for(model: str) -> dict[str, list[int]]:
-    """The prompts for the fixture, and the pattern for a model with random weights."""
+    """The prompts for the fixture, or a pattern for a model with random weights."""
     if "/" not in model:
         return {"pattern": PATTERN}
     tokenizer = load_tokenizer(FIXTURE)

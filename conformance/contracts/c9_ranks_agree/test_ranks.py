@@ -1,9 +1,9 @@
-"""Ranks that decode one sequence together draft alike: two processes on loopback, tensor parallel and as a pipeline.
+"""Two ranks that decode one sequence together use the same drafts, tensor parallel and as a pipeline.
 
 pytest conformance/contracts/c9_ranks_agree/test_ranks.py
 
-Rank 0 decides what is drafted, whatever the other rank's costs, memory, strategy and speed are: both feed the same
-blocks, and the tokens are those of plain decoding on one machine. A deadlock is a failure after a time limit.
+Rank 0 decides all drafts. The costs, memory, strategy and speed of the other rank do not matter: both feed the same
+blocks, and the tokens are those of plain decoding on one machine. A deadlock fails after a time limit.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from conformance.testing.commands.launch import Stuck, run
 from conformance.testing.models.architectures import build
 from conformance.testing.models.tiny import as_qwen2
 
-# Far more than is needed: a deadlock has to fail, on a busy machine too.
+# Far more than is needed, also on a busy machine. Only a deadlock takes longer.
 LIMIT = 400.0
-# The gate of the other ones goes by what blocks cost on this machine.
+# In the other cases the gate depends on the costs of this machine.
 CERTAIN = ("ungated", "costs", "scripted", "scripted ties")
-# What rank 0 looks drafts up in is its own: the same for every way to split a model.
+# Rank 0 looks up drafts alone, so the way to split a model does not matter for these.
 LOOKED_UP = ("ngram-simple", "ngram-mod", "unasked")
-# Ranks of a tensor wait for each other in every layer, so it is only in a pipeline that one falls behind.
+# Tensor-parallel ranks wait for each other in every layer. Only in a pipeline can one fall behind.
 SLOW = ("slow first", "slow last")
 GREEDY = [case for case in CASES if "sampled" not in case]
 
 
 def decoded(folder: Path, how: str, model: str, *cases: str, limit: float = LIMIT) -> list[list[Result]]:
-    """What each case gave on each rank."""
+    """The results of each case on each rank."""
     command = [sys.executable, "-m", "conformance.contracts.c9_ranks_agree.ranks", how, model, *cases]
     told = [[Result(**json.loads(line)) for line in out.splitlines()] for out in run(command, folder, limit)]
     return [list(pair) for pair in zip(*told, strict=True)]
@@ -55,7 +55,7 @@ def check_alike(ranks: list[Result]) -> None:
         assert len({*first.offsets, *other.offsets}) == 1, f"{what}: the caches differ"
 
 
-def plain(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
+def plain_decode(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
     """The tokens of plain decoding on one machine, and the offsets of the cache that it leaves."""
     layers = make_prompt_cache(model)
     tokens = [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=N, prompt_cache=layers)]
@@ -66,7 +66,7 @@ def plain(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
 def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, Any], how: str) -> None:
     path = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
     prompts = prompts_for(str(path))
-    right = {name: plain(fixture[0], prompt) for name, prompt in prompts.items()}
+    right = {name: plain_decode(fixture[0], prompt) for name, prompt in prompts.items()}
     cases = [case for case in CASES if case not in (SLOW if how == "tensor" else LOOKED_UP)]
     results = decoded(tmp_path, how, str(path), *cases)
     assert len(results) == sum(len(prompts_of(case, prompts)) for case in cases)
@@ -86,7 +86,7 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, A
 
 @pytest.mark.parametrize("family", ["deepseek_v41", "qwen3_next"])
 def test_caches_that_are_restored_and_rewound(tmp_path: Path, family: str) -> None:
-    right = plain(build(family), PATTERN)
+    right = plain_decode(build(family), PATTERN)
     for ranks in decoded(tmp_path, "pipeline", family, "costs", "scripted", "scripted ties", "now and then"):
         check_alike(ranks)
         assert (ranks[0].tokens, ranks[0].error) == (right[0], None), ranks[0].case
@@ -95,7 +95,7 @@ def test_caches_that_are_restored_and_rewound(tmp_path: Path, family: str) -> No
 
 
 def test_an_error_of_the_first_rank_is_one_of_all(tmp_path: Path) -> None:
-    """And they stay in step: the case that follows is decoded as if nothing had been."""
+    """The ranks also stay in step: the next case decodes as usual."""
     *failed, auto, again = decoded(tmp_path, "tensor", str(FIXTURE), *FAILING, "auto")
     assert {ranks[0].case for ranks in failed} == {*FAILING}
     for first, other in failed:
@@ -111,7 +111,7 @@ def test_an_error_of_the_first_rank_is_one_of_all(tmp_path: Path) -> None:
 
 @pytest.mark.planted
 def test_ranks_that_decide_by_themselves_are_found(tmp_path: Path) -> None:
-    """Each rank has the whole model here, so that blocks which differ deadlock nothing."""
+    """Here each rank has the whole model, so that different blocks do not cause a deadlock."""
     cases = ("ungated", "costs")
     for ranks in decoded(tmp_path, "whole", str(FIXTURE), *cases):
         check_alike(ranks)

@@ -1,6 +1,6 @@
-"""mlx_lm.server and mlx_lm.chat on two ranks give what one rank gives.
+"""mlx_lm.server and mlx_lm.chat on two ranks give the same text as on one rank.
 
-Drafting is on in all its ways, requests overlap, and a client breaks off: the ranks stay in step.
+Requests use every way to draft, they overlap, and a client leaves early. The ranks stay in step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAYS: list[dict[str, Any]] = [
 
 @contextmanager
 def serve_on_ranks(folder: Path, model: Path, *args: str) -> Iterator[Client]:
-    """A server on two ranks; the first of them answers."""
+    """A server on two ranks. The first rank answers."""
     port = free_port()
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
     with started(command, folder) as ranks:
@@ -73,8 +73,8 @@ def accepted(answer: dict[str, Any]) -> int:
     return draft.get("accepted", 0)
 
 
-def plain(client: Client, wanted: list[dict[str, Any]]) -> list[str]:
-    """What the bodies say without drafting; each prompt is decoded once."""
+def plain_answers(client: Client, wanted: list[dict[str, Any]]) -> list[str]:
+    """The answers to the bodies without drafting. Each prompt is decoded once."""
     told: dict[str, str] = {}
     for body in wanted:
         if (prompt := str(body["messages"])) not in told:
@@ -83,7 +83,7 @@ def plain(client: Client, wanted: list[dict[str, Any]]) -> list[str]:
 
 
 def break_off(client: Client, body: dict[str, Any]) -> None:
-    """Read a little of a stream and go."""
+    """Read the start of a stream, then close the connection."""
     with requests.post(f"{client.url}/v1/chat/completions", json=body | {"stream": True}, stream=True) as response:
         next(response.iter_lines())
 
@@ -92,14 +92,14 @@ def break_off(client: Client, body: dict[str, Any]) -> None:
 def test_the_server(tmp_path: Path, how: str) -> None:
     model = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
     with serve(model=model) as one:
-        right = plain(one, bodies())
+        right = plain_answers(one, bodies())
     with serve_on_ranks(tmp_path, model, *(["--pipeline"] if how == "pipeline" else [])) as client:
         assert [answer(client, body) for body in bodies()] == right
         break_off(client, bodies()[0])
         break_off(client, bodies()[6])
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda body: answer(client, body), bodies())) == right
-            # Drafts of several rows, which need not pay here.
+            # Drafts of several rows. They need not pay here.
             ungated = [body | {"draft_type": "ngram-simple", "disable_adaptive_gate": True} for body in bodies()[:4]]
             answers = [response.json() for response in pool.map(client.post, ungated)]
         assert [each["choices"][0]["message"]["content"] for each in answers] == right[:4]
@@ -117,7 +117,7 @@ def on_one_rank(queries: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(printed: str) -> str:
-    """The answers, without what a terminal draws and what a turn took."""
+    """The answers, without terminal codes and without times."""
     printed = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x01\x02]", "", printed)
     drawn = r"tok/s|Drafting: |[\u2500-\u257f\u203a]"
     lines = [line for line in printed.splitlines() if not re.search(drawn, line)]

@@ -1,1 +1,1 @@
-"""The patches, the scripts and the documents."""
+"""Tests of the patches, the scripts and the documents."""

@@ -1,6 +1,6 @@
-"""Which file of the suite lies where, and what it may import: the rule of conformance/README.md, asked of each file.
+"""Check where each file of the suite lies and what it imports, by the rule of conformance/README.md.
 
-python -m conformance.meta.repository.rooms    draws the imports, as conformance/README.md shows them
+python -m conformance.meta.repository.rooms    prints the drawing of the imports in conformance/README.md
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from conformance.scorecard.rows import ROWS
 SUITE = ROOT / "conformance"
 ROWS_OF_TESTS = tuple(row.folder for row in ROWS if row.folder)
 TESTING = "testing"
-# The package itself, and what pytest and python -m ask for at its top.
+# The files that Python, pytest and python -m need at the top of the package.
 TOP = ("__init__.py", "__main__.py", "conftest.py")
 
 
 def files(suite: Path) -> dict[str, Path]:
-    """The Python files of the suite, by their path in it."""
+    """The Python files of the suite, by their relative path."""
     return {path.relative_to(suite).as_posix(): path for path in sorted(suite.rglob("*.py"))}
 
 
 def row_folder(name: str) -> str:
-    """The folder of the row that a file lies in; nothing for a tool or what tests share."""
+    """The folder of the row of a file, or an empty string for tools and shared code."""
     return next((folder for folder in ROWS_OF_TESTS if name.startswith(f"{folder}/")), "")
 
 
@@ -36,7 +36,7 @@ def room(name: str) -> str:
 
 
 def imported(source: str, names: Mapping[str, Path]) -> Iterator[str]:
-    """The files of the suite that a source imports, wherever in it."""
+    """The files of the suite that a source imports, also inside functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("conformance."):
             module = node.module.removeprefix("conformance.").replace(".", "/")
@@ -45,13 +45,13 @@ def imported(source: str, names: Mapping[str, Path]) -> Iterator[str]:
 
 
 def uses(suite: Path) -> dict[str, set[str]]:
-    """What each file imports of the others."""
+    """The files that each file imports."""
     names = files(suite)
     return {name: set(imported(path.read_text("utf-8"), names)) - {name} for name, path in names.items()}
 
 
 def complaints(suite: Path) -> list[str]:
-    """A sentence for each file that lies where the rule does not put it."""
+    """A sentence for each file that breaks the rule."""
     of, found = uses(suite), []
     users = Counter(used for by in of.values() for used in by)
     for name, used in of.items():
@@ -76,7 +76,7 @@ def complaints(suite: Path) -> list[str]:
 
 
 def drawing(suite: Path) -> str:
-    """The imports between rooms, for Mermaid. Rows of tests are one room, which may import every other."""
+    """The imports between top folders, for Mermaid. All rows of tests are one folder, which may import every other."""
     arrows = set()
     for name, used in uses(suite).items():
         start = "tests" if row_folder(name) else room(name)

@@ -15,7 +15,7 @@ from conformance.expectations.files import FOLDER, kind, nearest
 from conformance.expectations.plugin import Expectation, read
 from conformance.series.patches import DEFAULT, RELEASES
 
-# About this repository, whatever mlx-lm is installed.
+# These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
 
 MODEL_FAULT = re.compile(r"Upstream model fault, (\w+): ")
@@ -100,7 +100,7 @@ def test_what_passes_is_an_improvement_where_the_file_is_borrowed(folder: Path) 
     assert code == 0, said
     assert "improved since expected: 1" in said
     assert "IMPROVED test_some.py::test_it[2]" in said
-    # What fails is red as ever.
+    # Any other failure still fails the run.
     assert run(folder, RIGHT.replace("test_some.py::test_it[1]\n", ""))[0] == 1
 
 
@@ -144,7 +144,7 @@ def test_an_expectation_without_a_reason_is_an_error(folder: Path) -> None:
 
 
 def too_much(expectations: list[Expectation]) -> list[Expectation]:
-    """What the patched default release may not expect: anything but a fault of a model file, named, of this model."""
+    """The expectations that the patched default release must not have: all but named faults of a model file."""
     named = [(one, MODEL_FAULT.match(one.reason)) for one in expectations]
     return [one for one, match in named if not match or f"[{match[1]}-" not in one.id]
 
@@ -167,7 +167,7 @@ def test_too_much_is_found(id_: str, reason: str) -> None:
 
 
 def unsaid(expectations: list[Expectation], titles: set[str]) -> list[str]:
-    """Reasons that do not say what they are, or name a section of docs/upstream.md that is not there."""
+    """The reasons without a kind, or with a section of docs/upstream.md that does not exist."""
     named = [(one, re.search(r"docs/upstream\.md: (.*)\.$", one.reason)) for one in expectations]
     wrong = [one.where for one, match in named if not kind(one.reason) or (match and match[1] not in titles)]
     return wrong + [one.where for one, match in named if kind(one.reason) == "wrong" and not match]

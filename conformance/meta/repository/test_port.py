@@ -1,4 +1,4 @@
-"""scripts/port.sh on trees that differ from the pinned one in a known way."""
+"""Run scripts/port.sh on trees with known differences from the pinned release."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.repository
 
 @pytest.fixture
 def source(clone: Clone, tmp_path: Path) -> Path:
-    """Somebody's clone of the stock release."""
+    """A user's clone of the stock release."""
     shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
     clone.apply("--until", "0")
     source = tmp_path / "source"
@@ -45,7 +45,7 @@ def edit(source: Path, file: str, old: str, new: str) -> None:
 
 
 def port(clone: Clone, source: Path) -> tuple[int, str, dict[str, str], Path]:
-    """The exit status, what was printed, the table and the checkout."""
+    """The exit status, the output, the table and the checkout."""
     done = clone.run("port.sh", "--source", str(source))
     table = dict(re.findall(r"^(\d{4})-\S+ +(clean|merged|conflict|already upstream) ", done.stdout, re.MULTILINE))
     assert len(table) == len(clone.patches()), done.stdout + done.stderr
@@ -86,7 +86,7 @@ def test_each_word_of_the_table(clone: Clone, source: Path) -> None:
 
 
 def goes_on(clone: Clone, source: Path, checkout: Path, said: str) -> None:
-    """The markers are where they are said to be, no second run destroys them, and the printed command goes on."""
+    """The conflict markers are where the output says, a second run keeps them, and the printed command continues."""
     cache = checkout / "mlx_lm" / "models" / "cache.py"
     assert git(checkout, "diff", "--name-only", "--diff-filter=U") == "mlx_lm/models/cache.py"
     assert "with conflict markers in mlx_lm/models/cache.py" in said
@@ -96,7 +96,7 @@ def goes_on(clone: Clone, source: Path, checkout: Path, said: str) -> None:
     assert re.search(rf"git -C .*{checkout.name}'? add --all && git -C .*{checkout.name}'? am --continue\n", said)
     git(checkout, "add", "--all")
     git(checkout, "am", "--continue")
-    # All but the one that the release has.
+    # All patches but the one that the release already has.
     done = git(checkout, "log", "--format=%s", f"{git(source, 'rev-parse', 'HEAD')}..")
     assert len(done.splitlines()) == len(clone.patches()) - 1
 

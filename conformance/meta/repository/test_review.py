@@ -1,4 +1,4 @@
-"""The review of a patch names what is wrong with it."""
+"""The review of a patch names its faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.series.change import NoChange, of_patch, of_ref
 from conformance.series.changed import changed_tests
 from conformance.testing.clones import git
 
-# About this repository, whatever mlx-lm is installed.
+# These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
 
 STOCK = {
@@ -31,7 +31,7 @@ GOOD = {"mlx_lm/generate.py": NEW_GENERATE, "tests/test_draft.py": f"{TEST}gener
 
 
 def test_what_it_imports_leaves_the_tree_its_own_mlx_lm() -> None:
-    """A process that tests a tree imports this module first."""
+    """A process that tests a tree imports this module first, and must not load another mlx-lm."""
     code = "import sys, conformance.series.review; sys.exit('mlx_lm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
@@ -51,7 +51,7 @@ class Patch:
             git(checkout, "commit", "--quiet", "--message", message)
         self.checkout = checkout
         monkeypatch.setattr(series, "checkout", lambda release="": checkout)
-        # The build is tested once.
+        # One other test covers the build.
         monkeypatch.setattr(review, "build", lambda *_: None)
 
     def report(self) -> review.Report:
@@ -80,7 +80,7 @@ def test_a_good_patch(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_ref_of_a_clone(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what fails without it, a wrong result proves more than a name that is missing."""
+    """The report separates wrong results from missing names: a wrong result proves more."""
     tests = "from mlx_lm.generate import step\n\ndef test_k():\n    assert step([], k=1) == 2\n\ndef test_n():\n    "
     code = GOOD["mlx_lm/generate.py"].replace("n + k", "n + k if n else -1")
     made = Patch(

@@ -1,4 +1,4 @@
-"""Each file of the suite lies where the rule of conformance/README.md puts it, and that document shows the imports."""
+"""Each file of the suite follows the rule of conformance/README.md, and that document shows the imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from conformance.meta.repository.rooms import ROWS_OF_TESTS, SUITE, complaints, drawing
 
-# About this repository, whatever mlx-lm is installed.
+# These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
 README = SUITE / "README.md"
 RIGHT = {
@@ -23,7 +23,7 @@ RIGHT = {
 
 
 def written(folder: Path, **changed: str) -> Path:
-    """A suite of a few files; a change names its file with a dot for a slash."""
+    """Write a suite of a few files. The name of a changed file has a dot for each slash."""
     for name, text in (RIGHT | {name.replace(".", "/") + ".py": text for name, text in changed.items()}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

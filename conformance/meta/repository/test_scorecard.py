@@ -1,7 +1,7 @@
 """The scorecard shows the results of a run, and is not stale.
 
-What is planted: each outcome that a test can have, a test in no row or in two, a row of tests that are gone, a table of
-other runs.
+The tests plant each outcome of a test, a test in no row or in two, a row that no longer exists, and a table of other
+runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, fi
 from conformance.scorecard.table import filled, table
 from conformance.series.patches import DEFAULT, RELEASES
 
-# About this repository, whatever mlx-lm is installed.
+# These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
 
 CONFTEST = """
@@ -117,7 +117,7 @@ NAMES = ["passes", "fails", "expected", "unexpected", "skipped", "marked", "setu
 
 
 def outcomes(folder: Path, *arguments: str, names: Sequence[str] = NAMES) -> tuple[str, dict[str, Any]]:
-    """Run these tests, without the plugins that take seconds to start; what was said, and the rows of the file."""
+    """Run these tests without plugins that start slowly. Returns the output, and the rows of the file."""
     (folder / "conftest.py").write_text(f"NAMES = {list(names)}\n{CONFTEST}".replace("\\\\", "\\"))
     (folder / "test_some.py").write_text(TESTS)
     (folder / "test_broken.py").write_text("import nothing_like_it\n")
@@ -156,7 +156,7 @@ def test_each_outcome_and_its_reason(tmp_path: Path, how: list[str]) -> None:
         "setup": [(FAILED, ["AssertionError: before"])],
         "teardown": [(FAILED, ["AssertionError: after"])],
         "other": [(LEFT_OUT, [])],
-        # "here" is about the repository: that it was left out says nothing of a release.
+        # "here" is about the repository, so leaving it out does not count for a release.
     }
     assert [test["part"] for test in card["rows"]["passes"].values()] == ["0", "1", "2"]
     assert {test["tokens"] for test in card["rows"]["passes"].values()} == {7}
@@ -282,7 +282,7 @@ def test_what_is_kept_gives_the_same_table_and_page(tmp_path: Path) -> None:
 
 
 def test_two_environments_make_a_run(tmp_path: Path) -> None:
-    """One ran a row and a part of another, one the rest; of another series, the later one counts alone."""
+    """Two runs with parts of the rows make one run. With another series, only the later run counts."""
     first, second = green(C3=FAILED, C4="left out", verdicts="gone"), green(C3=LEFT_OUT)
     first["rows"]["C5 processors"] = {"a": {"part": "a", "outcome": "passed"}}
     second["rows"] = {
@@ -292,7 +292,7 @@ def test_two_environments_make_a_run(tmp_path: Path) -> None:
     (run,) = loaded(tmp_path, first, second)
     assert (run.cell("C4 parity").said, run.cell("verdicts").said, run.cell("surface").said) == ("2", "2", "2")
     assert (run.cell("C5 processors").said, run.cell("C3 exits").said) == ("3", "1 of 2, 1 failed")
-    # What neither ran is what the later one left out.
+    # Tests that neither ran count as left out by the later run.
     both = [
         green() | {"rows": {"surface": {n: {"part": n, "outcome": LEFT_OUT} for n in left}}} for left in ("ab", "bcd")
     ]

@@ -1,4 +1,4 @@
-"""The scripts, run in a copy of the repository whose path holds spaces."""
+"""Run the scripts in a copy of the repository. Its path has spaces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_round_trip_is_byte_for_byte(clone: Clone) -> None:
 
 
 def pythons() -> dict[tuple[int, ...], Path]:
-    """Every Python at hand that the scripts are for, by version: on the path, and where pyenv keeps them."""
+    """Every supported Python on this machine, by version: on the path, and below the folder of pyenv."""
     folders = [Path(folder) for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)]
     folders += [Path(sys.executable).parent, *Path.home().glob(".pyenv/versions/*/bin")]
     found: dict[tuple[int, ...], Path] = {}
@@ -55,7 +55,7 @@ def pythons() -> dict[tuple[int, ...], Path]:
 def test_the_oldest_and_the_newest_python_at_hand(
     clone: Clone, which: Callable[[Iterable[tuple[int, ...]]], tuple[int, ...]]
 ) -> None:
-    """3.11.2, Debian 12's, has no filters in tarfile, and newer ones warn where none is named."""
+    """tarfile in Python 3.11.2 of Debian 12 has no filters, and newer versions warn without one."""
     shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
     at_hand = pythons()
     python = {"PYTHON": str(at_hand[which(at_hand)]), "PYTHONWARNINGS": "error::DeprecationWarning"}
@@ -81,7 +81,7 @@ def test_an_sdist_writes_below_its_folder_only(clone: Clone, tmp_path: Path, fau
 
 
 def tox_commands(clone: Clone, environments: str) -> list[list[str]]:
-    """What tox would run in a copy of the repository, in words."""
+    """The commands that tox would run in a copy of the repository, split into words."""
     for name in ("tox.ini", "pyproject.toml"):
         shutil.copy(ROOT / name, clone.root)
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOX_")}
@@ -105,7 +105,7 @@ def test_a_path_with_spaces_is_one_word_of_a_command_of_tox(clone: Clone) -> Non
     assert len(commands) > len(ENVIRONMENTS.split(","))
     for word in (word for command in commands for word in command):
         assert not word.endswith(str(clone.root).split()[0]), commands
-        # pytest takes an option that it does not know yet for a file if there is a space in it.
+        # pytest treats an option that it does not know yet as a file if it has a space.
         assert not (word.startswith("-") and str(clone.root) in word), commands
 
 
@@ -167,7 +167,7 @@ def test_another_form_of_a_patch_for_a_release(clone: Clone) -> None:
     assert {path.name for path in folder.glob("*.patch")} == before | {last}
     clone.apply(*release)
     assert draft.read_text().endswith("# mine\n")
-    # What patches/ makes too is no other form.
+    # A patch that patches/ makes as well needs no other form.
     draft.write_text(draft.read_text().removesuffix("# mine\n"))
     git(checkout, "commit", "--all", "--amend", "--no-edit")
     assert clone.run("export.sh", *release).returncode == 0
@@ -288,7 +288,7 @@ def test_uncommitted_changes_and_branches_are_kept(clone: Clone) -> None:
 )
 def test_help(clone: Clone, script: str) -> None:
     if script == "judge.sh":
-        # It compares without the environments that it makes.
+        # The comparison leaves out the environments that this script makes.
         shutil.copytree(ROOT / "conformance", clone.root / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
     done = clone.run(script, "--help")
     assert done.returncode == 0, done.stderr

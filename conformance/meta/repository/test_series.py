@@ -1,6 +1,6 @@
-"""The series as a reviewer sees it: documented, tested, each patch needed.
+"""The series is documented and tested, and each patch is needed.
 
-What runs each patch alone takes minutes and says nothing of what is installed: tox -e series
+The tests that run each patch take minutes and do not depend on the installed mlx-lm: tox -e series
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from conformance.series.review import own_tests
 from conformance.series.trees import run_tests
 
 pytestmark = pytest.mark.patched_source
-# More of them, and one series no longer serves all releases.
-# Five are for the drafting; 0010 refuses what later releases refuse themselves.
+# With more variants, one series would no longer serve all releases. Five are for drafting. 0010 raises errors that
+# later releases raise themselves.
 MAX_VARIANTS = 6
 HEADINGS = ["Fixes", "Primitives", "Drafting", "Wiring"]
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Can be dropped when"]
-# Lines of code that are added, tests not counted: more is not read. Some 850 are those of batches, 510 of drafts that
-# follow an edit, 390 of what people asked of the commands and the server; below 3,300 without them would be better.
+# The limits of added lines of code, without tests: nobody reads more. About 850 are for batches, 510 for drafts that
+# follow an edit, 390 for requests of users. Without these, fewer than 3,300 would be better.
 MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5400, 60, 350
-# The field has other words for these: accept, verify, trim, block, length, cost, shorten.
+# Words to avoid. The words of the field are: accept, verify, trim, block, length, cost, shorten.
 OTHER_WORDS = re.compile(
     r"\b(settl(?:e[sd]?|ing)|redo(?:es|ne|ing)?|push(?:e[sd]|ing)?|rooms?|charg(?:e[sd]?|ing)|rewind(?:s|ing)?|rewound"
     r"|turn(?:s|ed|ing)?(?: \w+)? down)\b"
@@ -51,7 +51,7 @@ def rows(readme: str) -> dict[str, dict[str, str]]:
 
 
 def complaints(patches: dict[str, str], readme: str) -> list[str]:
-    """What is missing in the documentation of a series; nothing if it is complete."""
+    """The gaps in the documentation of a series. Empty if it is complete."""
     headings = tables(readme)
     if list(headings) != HEADINGS:
         return [f"the tables stand below {', '.join(headings)}"]
@@ -87,7 +87,7 @@ def subject(patch: str) -> str:
 
 
 def wrong_variants(variants: dict[str, dict[str, str]], patches: dict[str, str]) -> list[str]:
-    """Patches that a release has in another form, if they are too many or none of the series."""
+    """The faults of variants: a release has too many, or one is of no patch, or its text differs."""
     found = [f"{release} has {len(own)} variants" for release, own in variants.items() if len(own) > MAX_VARIANTS]
     for release, own in variants.items():
         for name, patch in own.items():
@@ -119,7 +119,7 @@ def added(patch: str) -> dict[str, list[str]]:
 
 
 def sizes(patches: dict[str, str]) -> dict[str, int]:
-    """How many lines of code each patch adds, tests not counted."""
+    """The lines of code that each patch adds, without tests."""
     return {
         name: sum(len(lines) for file, lines in added(patch).items() if re.match(r"(?!tests/).*\.py$", file))
         for name, patch in patches.items()
@@ -127,7 +127,7 @@ def sizes(patches: dict[str, str]) -> dict[str, int]:
 
 
 def too_large(lines: dict[str, int]) -> list[str]:
-    """What of a series nobody would read."""
+    """The sizes of a series that are over the limits."""
     found = [f"{name} adds {count} lines, {MAX_PATCH} at most" for name, count in lines.items() if count > MAX_PATCH]
     if (middle := median(lines.values())) > MAX_MEDIAN:
         found.append(f"the median patch adds {middle} lines, {MAX_MEDIAN} at most")
@@ -137,14 +137,14 @@ def too_large(lines: dict[str, int]) -> list[str]:
 
 
 def other_words(patches: dict[str, str]) -> list[str]:
-    """Where the code that a series adds does not speak as the field does, in names, docstrings and comments."""
+    """The words to avoid in the code that a series adds, in names, docstrings and comments."""
     return [
         f"{name}: {file}: {word[1]!r} in {line.strip()!r}"
         for name, patch in patches.items()
         for file, lines in added(patch).items()
         if file.startswith("mlx_lm/")
         for line in lines
-        # draft_room and draftRoom are words too.
+        # Finds the word in draft_room and draftRoom too.
         for word in OTHER_WORDS.finditer(re.sub(r"_|(?<=[a-z])(?=[A-Z])", " ", line).lower())
     ]
 
@@ -159,7 +159,7 @@ def test_the_series_has_the_words_of_the_field() -> None:
 
 
 def fake_patch(file: str, *lines: str) -> str:
-    """A patch that adds lines to a file, next to one that is there and one that goes."""
+    """A patch that adds lines to a file, next to an unchanged line and a removed one."""
     hunk = [" self.push(room)", "-    settle = redo", *(f"+{line}" for line in lines)]
     return "\n".join([f"diff --git a/{file} b/{file}", f"--- a/{file}", f"+++ b/{file}", "@@ -1,2 +1 @@", *hunk, ""])
 

@@ -1,4 +1,4 @@
-"""scripts/apply.sh --source on somebody's own clone."""
+"""Run scripts/apply.sh --source on a user's own clone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.repository
 
 @pytest.fixture
 def source(clone: Clone, tmp_path: Path) -> Path:
-    """Somebody's own clone of mlx-lm: two branches, one of them checked out, and a file that git does not know."""
+    """A user's clone of mlx-lm with two branches, one of them checked out, and an untracked file."""
     clone.apply("--until", "0")
     source = tmp_path / "my clone"
     git(tmp_path, "clone", "--quiet", str(clone.checkout), str(source))
@@ -38,7 +38,7 @@ def test_source_gets_one_branch(clone: Clone, source: Path) -> None:
 
 
 def test_a_source_that_has_moved_on(clone: Clone, source: Path) -> None:
-    """The message names the patch and the file, and the command that tells the rest, none that is for releases."""
+    """The message names the patch, the file and the next command, and no command that is only for releases."""
     path = source / "mlx_lm" / "models" / "cache.py"
     path.write_text(path.read_text().replace("class ConcatenateKVCache(_BaseCache):", "class Another(_BaseCache):"))
     path.write_text(re.sub(r"(?m)^( +)def trim\(self, n\):", r"\1def trim(self, n, /):", path.read_text()))
@@ -53,7 +53,7 @@ def test_a_source_that_has_moved_on(clone: Clone, source: Path) -> None:
 
 
 def test_the_version_of_a_source_is_honest(clone: Clone, source: Path) -> None:
-    """A release only if it is that release; the commit where it is another, or where no tag is known."""
+    """The version is that of a release only for exactly that release. Else it names the commit."""
     head = git(source, "rev-parse", "HEAD")[:9]
     n = len(clone.patches())
     assert f"MLX_LM=0+g{head}.lookup.{n} " in clone.apply("--source", str(source))

@@ -1,9 +1,9 @@
-"""Each reproduction in docs/upstream.md shows its fault on the stock release, and not where a patch repairs it:
+"""Each reproduction in docs/upstream.md shows its fault on the stock release, but not with the patch that repairs it:
 pytest conformance/meta/repository/test_upstream_faults.py
 
-A reproduction is a block of Python and the block of text that it prints. A block that prints something else, because
-the release has no such fault or because the reproduction is wrong, fails here. With the series, the blocks of the
-sections that name a patch have to print something else, so that this can fail.
+A reproduction is a block of Python and a block with its output. If the output differs, the release has no such fault or
+the reproduction is wrong, and the test fails. If a section names a patch, its block must print something else with the
+series.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FILES, REPRODUCTIONS = parse(DOCUMENT.read_text())
 
 
 def run(tree: Path, folder: Path, code: str) -> str:
-    """What code prints in a process of its own, on the mlx-lm of a tree; what it says on stderr is left out."""
+    """The output of code in its own process, on the mlx-lm of a tree, without stderr."""
     for name, text in FILES.items():
         (folder / name).write_text(text)
     shutil.copytree(FIXTURE, folder / "conformance" / "fixture", dirs_exist_ok=True)
@@ -76,13 +76,13 @@ def _child(tree: Path, folder: Path, code: str, output: Path, errors: Path) -> N
     if "mlx_lm" in sys.modules:
         sys.exit(OTHER_TREE)
     os.environ |= SETTINGS
-    # The reproductions share the tree: compile it once.
+    # The reproductions share the tree, so its bytecode is compiled once.
     sys.dont_write_bytecode = False
     os.chdir(folder)
     sys.path[:0] = [str(folder), str(tree)]
     exec(compile(code, "reproduction", "exec"), {"__name__": "__main__"})
     sys.stdout.flush()
-    # Threads of a server may be left.
+    # Threads of a server may still run.
     os._exit(0 if Path(str(sys.modules["mlx_lm"].__file__)).is_relative_to(tree) else OTHER_TREE)
 
 

@@ -1,1 +1,1 @@
-"""What the tests and the benchmark use."""
+"""Tests of the tools and the benchmark."""

@@ -1,6 +1,6 @@
-"""The benchmark's own arithmetic, its tables and its page, with small settings.
+"""The arithmetic, the tables and the page of the benchmark, with small settings.
 
-No time of the machine is judged. What is planted: a run with other tokens, a table that is not that of the results.
+No test depends on times of this machine. Planted faults are a run with other tokens, and a table of other results.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_cell_has_parity_and_its_labels(subject: Subject, form: str) -> None:
 def test_other_tokens_show_no_speed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     in_turns, repetition = cells.in_turns, iter(range(1000))
 
-    def wrong(decodings: Sequence[cells.Decoding]) -> list[cells.Run]:
+    def wrong(decodings: Sequence[cells.Decoding]) -> list[cells.TimedRun]:
         runs = in_turns(decodings)
         if next(repetition) == 2:
             runs[-1].tokens[-1] += 1
@@ -103,7 +103,7 @@ def test_other_tokens_show_no_speed(subject: Subject, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("few", [(2, 5), (5, 2)])
 def test_too_few_runs_are_no_parity(few: tuple[int, int]) -> None:
-    plain, drafted = ([cells.Run([1], 1.0, 1.0)] * n for n in few)
+    plain, drafted = ([cells.TimedRun([1], 1.0, 1.0)] * n for n in few)
     assert not cells.parity(plain, drafted)
     assert cells.parity(plain * 2, drafted * 2)
 
@@ -130,7 +130,7 @@ def test_the_twin_leaves_the_cache_of_the_model() -> None:
 
 
 class Watch:
-    """A clock that tokens push on, and the order in which runs had them."""
+    """A clock that advances with each token, and the order of the runs that decoded them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.order, self.under_way = 0.0, "", 0.0
@@ -155,17 +155,17 @@ class Watch:
             finally:
                 self.order += name.lower()
 
-        return cells.Decoding(ready, step, cells.Run())
+        return cells.Decoding(ready, step, cells.TimedRun())
 
 
 def test_runs_take_turns_and_each_has_its_own_time(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = cells.prepare(subject, tasks.single("echo", 0, tokens=60), replace(PLAN, tokens=25))
     watch = Watch(monkeypatch)
-    # The first one has half of its next token under way, as plain decoding has.
+    # The first run has half of its next token in progress, as in plain decoding.
     first, second = cells.in_turns([watch.decoding(ready, "A", 0.5, under_way=0.5), watch.decoding(ready, "B", 2.0)])
     assert watch.order == 2 * ("A" * 10 + "B" * 10) + "A" * 5 + "B" * 5 + "ba"
     assert (len(first.tokens), len(second.tokens)) == (25, 25)
-    # Without the prompt, and without what is under way behind the last token.
+    # The time leaves out the prompt, and the work in progress after the last token.
     assert (first.first, first.seconds) == (0.5, 24.5)
     assert (second.first, second.seconds) == (2.0, 50.0)
 
@@ -183,7 +183,7 @@ def test_each_way_to_rewind_stands_next_to_a_plain_run(n: int) -> None:
     assert all(order.count(i) == 5 for i in range(n))
     assert all(i is None or None in (order[at - 1], order[at + 1]) for at, i in enumerate(order))
     # Plain runs take 4 seconds, drafted ones 2.
-    runs = [cells.Run([1], 4.0 if i is None else 2.0, 1.0) for i in order]
+    runs = [cells.TimedRun([1], 4.0 if i is None else 2.0, 1.0) for i in order]
     for i in range(n):
         assert rewinds.beside_plain(runs, order, i)[1] == [2.0] * 5
 
@@ -191,7 +191,7 @@ def test_each_way_to_rewind_stands_next_to_a_plain_run(n: int) -> None:
 def test_the_ideal() -> None:
     costs = {1: 1.0, 2: 1.5, 4: 2.0}
     assert [limit.cost(costs, n) for n in (1, 3, 6)] == [1.0, 1.75, 2.5]
-    # A block of four of which all came, one of which one came, two single tokens.
+    # A block of four with all accepted, one with one accepted, and two single tokens.
     recorded = [(3, 3), (0, 3)]
     blocks = limit.block_lengths(recorded, forwards=4)
     assert blocks == {4: 2, 1: 2}
@@ -205,14 +205,14 @@ def test_a_step_of_plain_decoding_in_passes_of_one_token(subject: Subject, monke
     def model(tokens: mx.array, cache: list[Any]) -> mx.array:
         nonlocal now
         now += tokens.size if tokens[0, 0].item() < 8 else 0.5
-        # What is decoded is none of the tokens that are fed to be timed.
+        # Decoded tokens differ from the tokens that are fed for timing.
         return mx.where(mx.arange(64) == 9, 1.0, subject.model(tokens, cache=cache)[..., :64] * 0)
 
     cache, _ = subject.prefilled(list(range(1, 30)))
     monkeypatch.setattr(time, "perf_counter", lambda: now)
-    # A pass takes a second, and a step of plain decoding half of one.
+    # A pass takes one second, and a step of plain decoding half a second.
     assert limit.plain_step(model, cache, repeats=3) == 0.5
-    # What is timed leaves the cache as it was.
+    # Timing does not change the cache.
     assert cache[0].offset == 29
 
 
@@ -234,7 +234,7 @@ def test_the_tables_of_known_results() -> None:
     assert "| 4.00 | 0.50 to 2.50 | 2.00 |" in line
     assert report.NO_PARITY in report.strategies(runs)
     assert "2 of 3" in report.subjects(runs)
-    # One cell without parity hides the mean.
+    # If one cell has no parity, the mean is left out.
     assert report.speed([result(2.0), result(None)]) == report.NO_PARITY
 
 
@@ -353,7 +353,7 @@ def test_a_saved_model_computes_the_same(tmp_path: Path) -> None:
 
 
 class Answers:
-    """Stands for a server that gives drafted requests a text of its own."""
+    """Takes the place of a server that gives drafted requests another text."""
 
     def __init__(self, drafted: str) -> None:
         self.drafted = drafted

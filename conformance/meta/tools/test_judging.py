@@ -1,6 +1,6 @@
-"""A judgement names the contract of each planted fault and no other.
+"""A judgement names the contract of each planted fault, and no other contract.
 
-Each tree has one fault and other names than the release has, so that only its adapter knows how it does a thing.
+Each tree has one fault. Its functions have other names than in the release, so that only its adapter can call them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conformance.judging.compare import BAD, differences
 from conformance.judging.plants import PLANTS, PUBLISHED, Plant, plant, published
 from conformance.series.patches import commits, unpack
 
-# One way to draft: the faults are not those of a way.
+# One way to draft is enough: the faults do not depend on it.
 ADAPTER = """
 import copy
 import mlx.core as mx
@@ -85,7 +85,7 @@ def trim(caches, n):
 
 
 def judged(flavour: str, folder: Path, fault: Plant | None) -> dict[str, Any]:
-    """Make a tree and ask it everything."""
+    """Make a tree, and judge it on all contracts."""
     source = unpack(commits()[0 if flavour == "stock" else -1], folder / "source")
     tree = plant(source, folder / "tree", fault)
     adapter = folder / "other_names.py"
@@ -104,7 +104,7 @@ def asked(tree: Path, out: Path, *options: str) -> dict[str, Any]:
 
 @pytest.fixture
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The tree without a fault, asked once by all processes of the tests."""
+    """The results of the tree without a fault. All processes of the tests share one run."""
     flavour: str = request.getfixturevalue("flavour")
     shared = tmp_path_factory.getbasetemp().parent / f"judged-{flavour}"
     shared.mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ IN_A_SHELL = ("C6 options", "C3 server prefixes")
 
 
 def said_by(lines: str, package: str, folder: Path) -> str:
-    """What the lines of a reproduction print with a tree, without the suite."""
+    """The output of a reproduction with a tree, without the suite."""
     file = folder / "lines.py"
     file.write_text(lines)
     env = os.environ | {"PYTHONPATH": str(Path(package).parent), "MLX_DISABLE_COMPILE": "1"}

@@ -1,4 +1,4 @@
-"""How judged trees are compared and shown, what an adapter may be, and the lines that show a fault.
+"""Compare and show judged trees, load adapters, and write reproductions of faults.
 
 pytest conformance/meta/tools/test_judging_parts.py
 """
@@ -33,7 +33,7 @@ Outcomes = dict[str, dict[str, Any]]
 
 
 def outcomes(*rests: str, **results: str) -> Outcomes:
-    """Cases of one contract each, by name; all but the first rest on ``rests``."""
+    """Cases of one contract each, by name. All but the first depend on ``rests``."""
     return {
         f"C{i}: {name}": {
             "contract": f"C{i}",

@@ -1,4 +1,4 @@
-"""The mutation profile draws the same sample each time and names what survives."""
+"""The mutation profile draws the same sample each time, and names the surviving mutants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report of a machine, and what comes of files that are none."""
+"""Reports of a machine, and errors for files that are not reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def docs(tmp_path: Path) -> Path:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole report of the fixture, at small settings."""
     folder = tmp_path_factory.mktemp("report")
-    # They need the series.
+    # These modules need the series.
     from conformance.check import check, probe
     from conformance.report import measure
 
@@ -71,7 +71,7 @@ def test_a_report_of_the_fixture(made: Path, report: Report) -> None:
     text = made.with_suffix(".md").read_text()
     assert text == page.page(report)
     assert "check: exact" in text
-    # Nothing of whose machine it is.
+    # The report does not show whose machine it is.
     for private in (str(FIXTURE.parent), os.environ.get("USER") or "no user", os.uname().nodename):
         assert private not in made.read_text() + text
 
@@ -130,7 +130,7 @@ def damage(report: Report, at: str, value: Any) -> str:
     return json.dumps(report)
 
 
-# What a file holds, and what is said of it.
+# The content of a file, and the error for it.
 FILES: dict[str, tuple[Callable[[Report], str], str]] = {
     "cut off": (lambda report: json.dumps(report)[:-20], "is damaged: it is no JSON"),
     "no text": (lambda _: "\udcff", "is damaged: it is no JSON"),
@@ -151,7 +151,7 @@ FILES: dict[str, tuple[Callable[[Report], str], str]] = {
 def test_what_is_no_report_is_found(
     what: str, report: Report, docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: Path
 ) -> None:
-    """One sentence, and nothing is taken of the good file beside it."""
+    """The error is one sentence, and the good file beside it is not merged either."""
     write, said = FILES[what]
     path = tmp_path / "theirs.json"
     path.write_bytes(write(report).encode(errors="surrogateescape"))
@@ -181,7 +181,7 @@ def test_names_do_no_harm_in_a_page(report: Report) -> None:
 
 
 def test_the_script(report: Report, docs: Path, made: Path) -> None:
-    """The table needs no mlx, and a path may be relative to where one is."""
+    """The table needs no mlx, and a path may be relative to the current folder."""
     script = [str(ROOT / "scripts" / "report.sh"), "--merge", made.name, "--docs", str(docs)]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHON": sys.executable}
     done = subprocess.run(script, cwd=made.parent, env=env, capture_output=True, text=True, check=False)

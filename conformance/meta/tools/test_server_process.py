@@ -1,4 +1,4 @@
-"""The server process that other tests use, when it fails."""
+"""Failures of the server process that other tests use."""
 
 from __future__ import annotations
 

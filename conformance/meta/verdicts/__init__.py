@@ -1,1 +1,1 @@
-"""Near ties and faults are told apart."""
+"""The verdicts tell near ties from faults."""

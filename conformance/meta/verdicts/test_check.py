@@ -1,4 +1,4 @@
-"""The commands answer what their exit codes say, for a user's model."""
+"""The check and probe commands give the right answers and exit codes for a model of a user."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROMPT = "Change `total` to `count`.\n```\ntotal = 0\nfor name, amount in rows:\
 
 
 class Unsteady(OfAnotherKernel):
-    """A model that is off by something else each time, single tokens too."""
+    """A model with new random noise at each call, also for single tokens."""
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         return self.model(inputs, cache=cache) + self.bound * self.noise((self.vocabulary,))
@@ -45,7 +45,7 @@ class Unsteady(OfAnotherKernel):
 
 
 class WithoutLayers:
-    """A model whose layers cannot be had."""
+    """A model that hides its layers."""
 
     def __init__(self, model: Any) -> None:
         self.call, self.make_cache = model, lambda: [KVCache() for _ in model.layers]
@@ -56,7 +56,7 @@ class WithoutLayers:
 
 
 class OneLayerOff(OfAnotherKernel):
-    """Off inside the third layer only, wherever a block is fed."""
+    """Inexact only inside the third layer, and only for blocks."""
 
     def __init__(self, model: Any, share: float) -> None:
         super().__init__(model)
@@ -74,7 +74,7 @@ class OneLayerOff(OfAnotherKernel):
 def asked(
     fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, dict[str, Any]]]:
-    """Run a command on a model that stands for the user's: exit code, text and JSON."""
+    """Run a command on a given model. Returns the exit code, the text and the JSON."""
 
     def ask(command: str, wrap: Callable[[Any], Any] = lambda model: model, *options: str, text: str = PROMPT) -> Any:
         model, tokenizer = fixture
@@ -115,7 +115,7 @@ def test_near_ties(asked: Any) -> None:
     assert all(tie["single"] != tie["drafted"] and tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
 
 
-# What a margin is enough for: half of a number, and some steps of the type of the logits.
+# A margin, and the noise that it covers: half of the margin, or some steps of the type of the logits.
 @pytest.mark.parametrize(("margin", "off"), [("8", 4.0), ("auto", 0.01)])
 def test_a_margin_makes_them_exact(asked: Any, margin: str, off: float) -> None:
     code, _, found = asked("check", lambda model: OfAnotherKernel(model, off), "--draft-margin", margin, text=PROSE)
@@ -252,7 +252,7 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_from_another_folder(tmp_path: Path) -> None:
-    """Who has only the wheel needs the files of this repository, not to be in it."""
+    """The command runs from any folder: it needs the files of this repository, but not as the current folder."""
     (tmp_path / "prompts").write_text("Hello.")
     options = ["--prompts", "prompts", "--max-tokens", "4"]
     command = [sys.executable, "-m", "conformance", "check", "--model", str(FIXTURE), *options]

@@ -1,6 +1,6 @@
-"""A near tie is never called a fault, and a fault never a near tie.
+"""A near tie is never called a fault, and a fault is never called a near tie.
 
-Hundreds of each are planted, on devices that are a little off wherever a block is fed and on ones that are not.
+The tests plant hundreds of each, on simulated devices with exact blocks and with slightly inexact ones.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from conformance.testing.models.families import GENERATE, VOCAB, model_of, mutan
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 KINDS = {"llama": "kv", "gemma3_text": "window", "mamba": "recurrent", "lfm2": "recurrent"}
-# Its layers choose experts, a choice that has near ties of its own.
+# Its layers choose experts, and that choice can also have near ties.
 KINDS["qwen3_next"] = "recurrent"
 SEEDS = range(3)
-# How far off the logits of blocks are, and as a share what their layers compute. Log probabilities are of order 10.
+# The noise of the logits of blocks, and of the outputs of layers as a share. Log probabilities are of order 10.
 NONE, LOGITS, LAYERS = (0.0, 0.0), (0.02, 0.0), (0.0, 0.01)
 DEVICES = {"row-identical": NONE, "logits": LOGITS, "layers": LAYERS}
-# Off by so much that most runs meet a near tie.
+# So much noise that most runs have a near tie.
 ROUGH = {"logits": (0.6, 0.0), "both": (0.4, 0.01)}
 LEAST = 40
-# Numbers of 8 bits of precision, weights and keys of few bits: as models are run.
+# bf16 numbers, and weights and keys of few bits, as in common use.
 PRECISIONS = {"gemma3_text, bf16": "window", "qwen3_next, 4 bit": "recurrent", "llama, kv 8 bit": "quantized"}
 PLANTED = [(family, *fault) for family, kind in (KINDS | PRECISIONS).items() for fault in FAULTS[kind]]
 
@@ -57,7 +57,7 @@ def start(family: str, off: tuple[float, float], seed: int) -> tuple[Any, Run]:
 
 @cache
 def precise(family: str) -> Any:
-    """The model of a family, in the precision that its name ends with."""
+    """The model of a family, in the precision at the end of its name."""
     name, _, precision = family.partition(", ")
     if not precision:
         return model_of(name).model
@@ -77,7 +77,7 @@ def quantizable(part: Any) -> bool:
 
 
 def verdict(family: str, off: tuple[float, float], seed: int, fault: Any = None, margin: float = 0.0) -> Verdict:
-    """Of a run whose drafts are wrong at each place in turn, with a fault in place while it decodes."""
+    """The verdict on a run with drafts that are wrong at each place in turn, with a fault planted while it decodes."""
     task, (model, right) = task_of(seed), start(family, off, seed)
     script = Scripted([*task.prompt, *right.tokens], VOCAB)
     with patch.object(*fault) if fault else nullcontext():
@@ -107,7 +107,7 @@ def test_a_near_tie_is_no_fault(family: str) -> None:
         assert seed < 40, "hardly a near tie is met"
     assert {one.kind for one in found} <= {NEAR_TIE, EXACT}
     for tie in (tie for one in found for tie in one.near_ties):
-        # Each candidate led where it was chosen, and the noise is enough for both.
+        # Each run chose its own best candidate, and the noise explains the difference.
         assert min(tie.single_lead, tie.drafted_lead) >= 0
         assert tie.single_lead + tie.drafted_lead <= 2 * TIMES * tie.noise
 
@@ -156,7 +156,7 @@ def test_a_choice_against_its_own_row_is_a_fault() -> None:
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
-    """Where nothing else is noisy, a row may still be a step off: what is smaller, the type cannot tell apart."""
+    """Without other noise, a row may still differ by one step of its type: the type has no smaller differences."""
     task = task_of(0)
     model = deepcopy(model_of("llama").model)
     model.set_dtype(dtype)

@@ -1,1 +1,1 @@
-"""Random programs on caches, and the reference that they are compared with."""
+"""Random programs on caches, and the simple reference to compare with."""

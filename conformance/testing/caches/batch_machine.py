@@ -1,4 +1,4 @@
-"""Random programs on a cache of several sequences, each step compared with lists of rows."""
+"""Random programs on a cache of several sequences. Each step is compared with lists of rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HISTORIES = st.lists(st.lists(st.integers(1, LONGEST), max_size=3), min_size=1, 
 
 
 class BatchMachine(CacheMachine):
-    """What a batch goes through as well: padding, sequences that come and go."""
+    """Adds the operations of a batch: padding, and sequences that join and leave."""
 
     batched = True
 
@@ -74,11 +74,11 @@ class BatchMachine(CacheMachine):
 
     @property
     def started(self) -> bool:
-        """Whether every sequence is fed."""
+        """Whether every sequence was fed."""
         return not self.pending and max(self.world.references[0].padding_to_come) == 0
 
     def changed(self) -> None:
-        """What a cache then says that it can drop, it does drop right."""
+        """After a change of the batch, a cache correctly drops as many tokens as it says it can."""
         self.world.droppable = 0
         self.probe()
         if self.pending:
@@ -95,7 +95,7 @@ class BatchMachine(CacheMachine):
     @precondition(lambda self: not self.pending)
     @rule(length=st.integers(2, LONGEST), data=st.data())
     def reject_by_row(self, length: int, data: st.DataObject) -> None:
-        """Right after a block each row drops its own number of tokens: to it they were never fed."""
+        """Right after a block, each row drops its own number of tokens. Then it is as if they were never fed."""
         self.update(length)
         least = self.world.droppable
         wanted = data.draw(st.lists(st.integers(0, length), min_size=len(self.sizes), max_size=len(self.sizes)))
@@ -110,7 +110,7 @@ class BatchMachine(CacheMachine):
             reference.drop(wanted)
         self.world.droppable = 0
         for cache, rows in self.world.rows():
-            # Where the numbers differ, rows before the block may be written again.
+            # If the numbers differ, rows before the block may be overwritten.
             self.world.cut(cache, rows if len(set(wanted)) == 1 else -1)
         self.probe()
 
@@ -173,7 +173,7 @@ class BatchMachine(CacheMachine):
     @precondition(lambda self: self.started and not any(cache.empty() for cache in self.world.caches))
     @rule()
     def split(self) -> None:
-        """Each sequence goes its own way, then they are merged again, into new caches."""
+        """Extract each sequence, feed it alone, then merge them into new caches."""
         singles = []
         for i in range(len(self.world.references[0].tokens)):
             world = World([cache.extract(i) for cache in self.world.caches], copy.deepcopy(self.world.references))

@@ -1,4 +1,4 @@
-"""How a layer uses its cache, and what it gets to see of it.
+"""Use a cache as a layer does, and record everything that the layer sees of it.
 
 A token is a number, and its keys and values encode it.
 """
@@ -24,11 +24,11 @@ from conformance.testing.caches.reference import GROUP, PAD, TAIL, Block, Groupe
 try:
     from mlx_lm.models.deepseek_v41 import LayerCache, _append, _window_indices
 except ImportError:
-    # Older releases have no such model, and their other caches are fed all the same.
+    # Older releases lack this model. Their other caches are still tested.
     LayerCache = type("LayerCache", (), {})
 
 LONGEST = 12
-# What quantization needs.
+# Quantization needs this width.
 WIDTH = 32
 
 
@@ -40,19 +40,19 @@ def leaves(caches: Iterable[Any]) -> Iterator[Any]:
             yield cache
 
 
-def plain(value: Any) -> Any:
-    """The same in numbers and lists, which can be compared."""
+def as_lists(value: Any) -> Any:
+    """Turn arrays into numbers and lists, which can be compared."""
     return tree_map(lambda x: x.tolist() if isinstance(x, mx.array) else x, value)
 
 
-# How a layer uses its cache. Each of these feeds a block, and returns all that the layer gets to see, as numbers and
-# lists, and the tokens among that for each query.
+# Each of these functions feeds a block as one kind of layer does. It returns everything that the layer sees, as numbers
+# and lists, and the tokens that each query sees.
 
 
 def mask_of(cache: Any, length: int) -> Any:
     if not isinstance(cache, ChunkedKVCache):
         return cache.make_mask(length, return_array=False, window_size=None)
-    # As llama4 does: a query sees its own chunk.
+    # As in llama4: a query sees its own chunk.
     cache.maybe_trim_front()
     keys = mx.arange(cache.start_position, cache.offset + length)
     queries = mx.arange(cache.offset, cache.offset + length)[:, None]
@@ -74,7 +74,7 @@ def feed_rows(cache: Any, block: Block) -> tuple[Any, list[Block]]:
     tokens = keys[:, 0, :, 0].tolist()
     assert tokens == (-values[:, 0, :, 0]).tolist()
     seen = [[chosen(row, q) for q in queries] for row, queries in zip(tokens, visible, strict=True)]
-    # What no query of a row sees may be anything, as the columns behind its last token are.
+    # Columns that no query of a row sees may hold anything, such as those after its last token.
     shown = [
         [token if any(column) else PAD for token, *column in zip(row, *queries, strict=True)]
         for row, queries in zip(tokens, visible, strict=True)
@@ -88,15 +88,15 @@ def chosen(tokens: list[float], visible: list[bool]) -> list[int]:
 
 def feed_state(cache: ArraysCache, block: Block) -> tuple[Any, list[Block]]:
     length = len(block[0])
-    mask = plain(cache.make_mask(length)) or [[True] * length] * len(block)
-    tails, states = plain(cache.cache) if cache[0] is not None else ([[PAD] * TAIL] * len(block), [0] * len(block))
+    mask = as_lists(cache.make_mask(length)) or [[True] * length] * len(block)
+    tails, states = as_lists(cache.cache) if cache[0] is not None else ([[PAD] * TAIL] * len(block), [0] * len(block))
     after = []
     for t in range(length):
         fed = [row[t : t + 1] if one[t] else [] for row, one in zip(block, mask, strict=True)]
         tails = [(tail + tokens)[-TAIL:] for tail, tokens in zip(tails, fed, strict=True)]
         states = [fold(tokens, state) for state, tokens in zip(states, fed, strict=True)]
         after.append((tails, states))
-    # As a convolution does it, and as an operation that computes the state.
+    # One entry is used as by a convolution, the other as by a recurrent state.
     cache.update(0, length, lambda n: mx.array(after[n - 1][0]))
     cache.history(1)(length, lambda n: mx.array(after[n - 1][1]))
     cache[1] = mx.array(states)
@@ -125,33 +125,33 @@ def feed(cache: Any, block: Block) -> tuple[Any, list[Block]]:
 
 
 def metadata(cache: Any) -> dict[str, Any]:
-    """All of a cache that is not a buffer: what is in the buffers is seen by feeding."""
+    """All attributes of a cache except its buffers. Feeding shows the content of those."""
     hidden = {"keys", "values", "_snapped", "_cuts", "_front", "_pending", "_blocks"}
-    seen = {name: plain(value) for name, value in vars(cache).items() if name not in hidden}
+    seen = {name: as_lists(value) for name, value in vars(cache).items() if name not in hidden}
     seen |= {"empty": cache.empty(), "trimmable": cache.is_trimmable()}
     if not isinstance(cache, LayerCache):
         seen["size"] = cache.size()
     if not isinstance(cache, ArraysCache):
-        # A snapshot does not hold what is kept of the last block.
+        # A snapshot leaves out what a cache keeps of the last block for a rollback.
         seen["can trim"] = [cache.can_trim(n) for n in range(LONGEST + 2)]
     return seen
 
 
 def compare(cache: Any, reference: Reference) -> None:
-    """What can be compared without feeding."""
+    """Compare what can be seen without feeding."""
     fed = reference.shortest > 0
     assert not (fed and cache.empty())
     if isinstance(reference, Recurrent):
-        assert not fed or plain(cache.cache) == [reference.tails, reference.states]
-        assert plain(cache.lengths) == reference.lengths
-        padding = plain(cache.left_padding) or [0] * len(reference.left)
+        assert not fed or as_lists(cache.cache) == [reference.tails, reference.states]
+        assert as_lists(cache.lengths) == reference.lengths
+        padding = as_lists(cache.left_padding) or [0] * len(reference.left)
         assert [max(left, 0) for left in padding] == reference.padding_to_come
     elif isinstance(reference, Grouped):
-        open_, closed = plain(cache.pending_kv), plain(cache.compress_kv)
+        open_, closed = as_lists(cache.pending_kv), as_lists(cache.compress_kv)
         assert [[token for (token,) in rows] for rows in open_ or [[]]] == reference.open
         assert [[token for (token,) in rows] for rows in closed or [[]]] == reference.closed
     elif reference.lengths is None:
-        offsets = plain(cache.offset)
+        offsets = as_lists(cache.offset)
         assert (offsets if isinstance(offsets, list) else [offsets]) == reference.offsets
     if isinstance(cache, KVCache | RotatingKVCache):
         assert cache.size() == len(reference.view(reference.rows[0]))

@@ -1,8 +1,8 @@
-"""Random programs on prompt caches, each step compared with a reference: what the machines of the tests share.
+"""Random programs on prompt caches. Each step is compared with a reference.
 
-A token is a number of its own, and its keys and values encode it. So what a query sees of a cache, through the mask, is
-a set of tokens, and the reference says which. Beside that a restored cache must answer bit for bit as it did when the
-snapshot was taken.
+Each token is a different number, and its keys and values encode that number. So a query sees a set of tokens through
+the mask, and the reference says which set is right. Also, a restored cache must answer bit for bit as it did at
+the time of the snapshot.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from conformance.testing.caches.reference import Block, Grouped, Recurrent, Refe
 from conformance.testing.tally import TALLY
 
 COMMON: dict[str, Any] = {"stateful_step_count": 25, "deadline": None, "database": None, "report_multiple_bugs": False}
-# To shorten a program that fails takes minutes: the full profile does it.
+# Shrinking a failing program takes minutes, so only the full profile does it.
 settings.register_profile("quick", max_examples=40, derandomize=True, phases=[Phase.generate], **COMMON)
 settings.register_profile("full", max_examples=2000, suppress_health_check=list(HealthCheck), **COMMON)
 PROFILE = settings.get_profile(os.environ.get("CONFORMANCE_PROFILE", "quick"))
 
-# Small, so that a program of a few blocks crosses it.
+# Small, so that a program of a few blocks makes a cache grow.
 STEP = 4
 STEPPING = (KVCache, QuantizedKVCache, ChunkedKVCache, BatchKVCache, RotatingKVCache, BatchRotatingKVCache)
-# These hold every row, so any number of tokens can be dropped.
+# These hold every row, so they can drop any number of tokens.
 WHOLE = (KVCache, QuantizedKVCache, ConcatenateKVCache, BatchKVCache)
-# A snapshot of these is a number of rows: what is written below it later is lost to it.
+# A snapshot of these is only a number of rows. If a row below it is overwritten, it cannot be restored.
 GROWING = (KVCache, QuantizedKVCache, ChunkedKVCache, BatchKVCache)
 SNAPSHOTS = 4
 
@@ -62,24 +62,24 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Taken:
-    """A snapshot, with the references and what the caches answered."""
+    """A snapshot, with the references and the answers of the caches at that time."""
 
     snapshot: Any
     references: list[Reference]
     answers: str
-    # Each growing cache with its rows, -1 before it was fed at all; and the ones of which some were cut off since.
+    # Each growing cache with its number of rows, -1 before it was fed. Then the caches that lost some of these since.
     rows: list[tuple[Any, int]]
     cut: list[Any] = field(default_factory=list)
 
 
 @dataclass
 class World:
-    """The caches of a model, one reference for each leaf of them, and the snapshots that are alive."""
+    """The caches of a model, one reference for each leaf cache, and the snapshots."""
 
     caches: list[Any]
     references: list[Reference]
     snapshots: list[Taken] = field(default_factory=list)
-    # So many tokens, the end of the last block, it must be possible to drop.
+    # The caches must be able to drop this many tokens from the end of the last block.
     droppable: int = 0
 
     def rows(self) -> list[tuple[Any, int]]:
@@ -90,7 +90,7 @@ class World:
         ]
 
     def cut(self, cache: Any, rows: int = -1) -> None:
-        """The rows of a cache behind these may be written again."""
+        """Note that a cache may overwrite its rows from number ``rows`` on."""
         for taken in self.snapshots:
             taken.cut += [one for one, held in taken.rows if one is cache and held > rows]
 
@@ -128,7 +128,7 @@ KINDS: dict[str, Callable[[int], World]] = {
 
 
 def refusal(caches: list[Any], snapshot: Any) -> str:
-    """Why caches cannot be restored; nothing if they were."""
+    """Restore caches. Returns the error message, or an empty string on success."""
     try:
         restore_prompt_cache(caches, snapshot)
     except ValueError as error:
@@ -137,7 +137,7 @@ def refusal(caches: list[Any], snapshot: Any) -> str:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """What a single sequence goes through."""
+    """The operations on a cache of one sequence."""
 
     kind: str
     batched = False
@@ -172,7 +172,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @property
     def limits(self) -> list[int]:
-        """How many tokens of each sequence can be dropped at most: recurrent layers alone count padding."""
+        """The most tokens that each sequence can drop. Only recurrent layers count padding."""
         reference = self.world.references[0]
         alone = all(isinstance(cache, ArraysCache) for cache in leaves(self.world.caches))
         return [len(tokens) for tokens in reference.tokens] if alone else self.sizes
@@ -186,7 +186,7 @@ class CacheMachine(RuleBasedStateMachine):
         return all(isinstance(cache, WHOLE) for cache in leaves(self.world.caches))
 
     def block(self, length: int, of: World | None = None) -> Block:
-        """Tokens that were never fed before, so that a row that should be gone is not mistaken for another."""
+        """New tokens that were never fed, so that a row that should be gone cannot look like another row."""
         batch = len((of or self.world).references[0].tokens)
         self.fresh += length * batch
         return [[self.fresh - length * i - t for t in range(length)] for i in range(batch)]
@@ -197,10 +197,10 @@ class CacheMachine(RuleBasedStateMachine):
             front = getattr(cache, "start_position", 0)
             answer, seen = feed(cache, block)
             if getattr(cache, "start_position", 0) != front:
-                # The rows moved up.
+                # The ring moved its rows.
                 world.cut(cache)
             expected = reference.feed(block)
-            # What padding sees does not matter.
+            # The view of padding does not matter.
             for tokens, right in zip(seen, expected, strict=bool(seen)):
                 assert [s for s, r in zip(tokens, right, strict=True) if r] == [r for r in right if r]
             compare(cache, reference)
@@ -208,14 +208,14 @@ class CacheMachine(RuleBasedStateMachine):
         return answers
 
     def probe(self, of: World | None = None) -> str:
-        """Compare with the references now and after a block. Return everything that a layer could see."""
+        """Compare with the references now and after a block. Returns everything that a layer can see."""
         of = of or self.world
         world = World(of.caches, of.references)
         for cache, reference in zip(leaves(world.caches), world.references, strict=True):
             compare(cache, reference)
         answers: list[Any] = [metadata(cache) for cache in leaves(world.caches)]
         batch = len(world.references[0].tokens)
-        # A rotating cache takes no single tokens while prompts are padded.
+        # A rotating cache does not accept single tokens while prompts are padded.
         for length in (2, 5) if self.pending else (1, 4):
             block = [[10**6 + 10 * i + t for t in range(length)] for i in range(batch)]
             answers.append(self.feed(copy.deepcopy(world), block))
@@ -235,14 +235,14 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.pending)
     @rule(n=st.integers(2, LONGEST))
     def step(self, n: int) -> None:
-        """Single tokens: a ring rotates, at any of which a block may follow."""
+        """Feed single tokens. They rotate a ring, and a block may follow at any point."""
         for _ in range(n):
             self.feed(self.world, self.block(1))
             self.feed(copy.deepcopy(self.world), self.block(3))
         self.world.droppable = 0
 
     def part_of_prompt(self, length: int) -> int:
-        """No single tokens, and none behind the longest prompt."""
+        """The length of the next part of a prompt: not one token, and not past the longest prompt."""
         left = max(self.world.references[0].lengths or [0])
         length = max(length, 2)
         return left if length > left - 2 else length
@@ -261,7 +261,7 @@ class CacheMachine(RuleBasedStateMachine):
         taken = data.draw(st.sampled_from(self.world.snapshots))
         before = self.probe()
         said = refusal(self.world.caches, taken.snapshot)
-        # A chunk may be had back as it was before its front was given up, and a batch whose rows were cut behind it.
+        # A chunk can be restored to the time before it dropped its front, and a batch after its rows were cut.
         assert bool(said) == bool(taken.cut) or (not said and (self.batched or self.kind == "chunked"))
         if said:
             assert any(f"{type(cache).__name__} was cut below the snapshot" in said for cache in taken.cut)
@@ -291,13 +291,13 @@ class CacheMachine(RuleBasedStateMachine):
         assert n <= shortest
         assert trim_prompt_cache(self.world.caches, n) == n
         self.drop(n)
-        # What recurrent layers keep of a block is given up, also by a trim of nothing.
+        # Any trim, even of no tokens, ends the rollback of recurrent layers.
         assert not any(isinstance(cache, ArraysCache) and cache.can_trim(1) for cache in leaves(self.world.caches))
 
     @precondition(lambda self: not self.pending)
     @rule(kept=st.integers(2, 5), n=st.integers(1, 4))
     def reject(self, kept: int, n: int) -> None:
-        """A cache that was trimmed is, to all that can be seen, one that was never fed the end of the block."""
+        """A trimmed cache looks exactly like a cache that was never fed the end of the block."""
         spared, block = copy.deepcopy(self.world), self.block(kept + n)
         self.feed(self.world, block)
         self.world.droppable = min(kept + n - 1, *self.sizes)
@@ -311,7 +311,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.probe() == self.probe(spared)
 
     def refused(self, n: int | list[int]) -> None:
-        """It is an error that names a class, of all caches and of one, and changes nothing."""
+        """Trimming too far raises an error that names a class, for all caches and for one. It changes nothing."""
         before = self.probe()
         with pytest.raises(ValueError, match=r"Cache\w* cannot be trimmed by"):
             trim_prompt_cache(self.world.caches, n)
@@ -335,7 +335,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def fork(self) -> None:
-        """The server keeps a cache and goes on with a copy."""
+        """Go on with a copy of a cache, as the server does."""
         self.other = copy.deepcopy(self.world)
         self.probe()
 

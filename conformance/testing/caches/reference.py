@@ -1,7 +1,7 @@
-"""What a prompt cache should hold, written so simply that it can be checked by eye.
+"""The right content of a prompt cache, in code that is simple enough to check by reading.
 
-A reference keeps every token of every sequence in a list. Nothing is evicted and nothing is trimmed: what a query sees
-is worked out from the whole list, as single steps would see it. A snapshot is a deep copy.
+A reference keeps every token of every sequence in a list. It evicts nothing. It works out what a query sees from the
+whole list, as in single steps. A snapshot is a deep copy.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# In the place of a token that is padding. Tokens are positive.
+# Stands for padding. Tokens are positive.
 PAD = 0
-# A block of tokens: one list for each sequence, of one length.
+# A block of tokens: a list for each sequence, all of the same length.
 Block = list[list[int]]
-# What the last of these tokens sees of them.
+# Maps the tokens so far to those that the last one sees.
 View = Callable[[list[int]], list[int]]
 
 GROUP = 4
@@ -30,7 +30,7 @@ def window(size: int, keep: int = 0) -> View:
 
 
 def chunk(size: int) -> View:
-    """The tokens of the chunk that the last one lies in."""
+    """The tokens in the chunk of the last one."""
     return lambda tokens: tokens[(len(tokens) - 1) // size * size :]
 
 
@@ -40,13 +40,13 @@ class Reference:
 
     view: View
     tokens: Block
-    # Padding that is still to come on the left, below zero once it came; one number for each sequence.
+    # For each sequence, the padding on the left that is still to come. Below zero once it came.
     left: list[int]
-    # Tokens that are still to come of prompts with padding on the right, if such prompts are being fed.
+    # For prompts with padding on the right, the tokens that are still to come.
     lengths: list[int] | None = field(default=None)
 
     def feed(self, block: Block) -> list[list[list[int]]]:
-        """Return what each token sees, itself included, and nothing for padding."""
+        """Feed a block. Returns the tokens that each token sees, itself included, and an empty list for padding."""
         return [[self._feed(i, token) for token in tokens] for i, tokens in enumerate(block)]
 
     def _feed(self, i: int, token: int) -> list[int]:
@@ -58,7 +58,7 @@ class Reference:
         return sorted(self.view(self.rows[i])) if real else []
 
     def drop(self, numbers: int | list[int]) -> None:
-        """The same number of tokens of each sequence, or each its own."""
+        """Drop tokens from the end: the same number for each sequence, or one number each."""
         each = [numbers] * len(self.tokens) if isinstance(numbers, int) else numbers
         self.tokens = [tokens[: len(tokens) - n] for tokens, n in zip(self.tokens, each, strict=True)]
         self.left = [left + n for left, n in zip(self.left, each, strict=True)]
@@ -69,7 +69,7 @@ class Reference:
 
     @property
     def offsets(self) -> list[int]:
-        """The position of the next token; below zero for padding."""
+        """The position of the next token. It is below zero for padding."""
         return [len(rows) - max(left, 0) for rows, left in zip(self.rows, self.left, strict=True)]
 
     @property
@@ -85,7 +85,7 @@ class Reference:
     def padding_to_come(self) -> list[int]:
         return [max(left, 0) for left in self.left]
 
-    # What happens to a batch. The padding that it was fed cannot be dropped after any of these.
+    # Operations on a batch. After any of these, padding that was fed cannot be dropped.
 
     def prepare(self, lengths: list[int]) -> None:
         self.lengths = list(lengths)
@@ -104,7 +104,7 @@ class Reference:
 
 @dataclass
 class Recurrent(Reference):
-    """A recurrent state, which depends on all tokens and their order, and the last tokens, as a convolution has."""
+    """A recurrent state, which depends on all tokens and their order, and the last tokens, as in a convolution."""
 
     @property
     def states(self) -> list[int]:
@@ -117,7 +117,7 @@ class Recurrent(Reference):
 
 @dataclass
 class Grouped(Reference):
-    """The sums of closed groups of tokens, and the tokens of the group that is open."""
+    """The sums of the finished groups of tokens, and the tokens of the unfinished group."""
 
     @property
     def closed(self) -> Block:

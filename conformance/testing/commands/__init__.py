@@ -1,1 +1,1 @@
-"""The commands with recorders where their options act, and several ranks."""
+"""Run the commands with recorders for their options, and run several ranks."""

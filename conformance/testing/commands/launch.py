@@ -1,4 +1,4 @@
-"""Several ranks on this machine, connected by the ring backend: what mlx.launch does, with a time limit."""
+"""Run several ranks on this machine with the ring backend, as mlx.launch does, but with a time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance import ROOT
 
 
 class Stuck(Exception):
-    """The ranks did not come to an end."""
+    """The ranks did not end in time."""
 
 
 def free_ports(n: int) -> list[int]:
@@ -31,7 +31,7 @@ def free_ports(n: int) -> list[int]:
 def started(
     command: Sequence[str], folder: Path, n: int = 2, stdin: int | None = subprocess.DEVNULL
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run a command as n ranks, which write to the files RANK.out and RANK.err in the folder; none outlives this."""
+    """Run a command as n ranks, which write to RANK.out and RANK.err in a folder. All of them end with the context."""
     hosts = folder / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(n)]))
     ranks: list[subprocess.Popen[str]] = []
@@ -55,12 +55,17 @@ def started(
 
 
 def run(command: Sequence[str], folder: Path, limit: float, n: int = 2) -> list[str]:
-    """What the ranks print; an error if one fails, or if they take longer than the limit, in seconds."""
+    """Run a command as n ranks, and return what each prints.
+
+    Raises:
+        RuntimeError: if a rank fails.
+        Stuck: if the ranks take longer than the limit, in seconds.
+    """
     with started(command, folder, n) as ranks:
         end = time.monotonic() + limit
         while any(process.poll() is None for process in ranks) and time.monotonic() < end:
             if any(process.poll() for process in ranks):
-                # The others wait for the one that failed.
+                # The other ranks would wait for the one that failed.
                 break
             time.sleep(0.05)
         codes = [process.poll() for process in ranks]

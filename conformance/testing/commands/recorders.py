@@ -1,7 +1,7 @@
-"""Run the commands of mlx-lm with recorders where their options act.
+"""Run the commands of mlx-lm with recorders in place of the functions that their options reach.
 
-``main()`` is the real one, and so is what lies between it and the generators of tokens. Those are recorders, which keep
-what they were called with and generate one token.
+``main()`` is real, and so is all code between it and the generators of tokens. The generators are recorders: they keep
+their arguments and generate one token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Body = dict[str, Any]
 
 
 def module_of(command: str) -> ModuleType:
-    # The package has a function that is called generate as well.
+    # The package also has a function with the name generate.
     return importlib.import_module(f"mlx_lm.{command}")
 
 
@@ -43,7 +43,7 @@ class _Parsing(Exception):
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser of a command, taken where it parses."""
+    """The argument parser of a command."""
 
     def parse_args(parser: argparse.ArgumentParser, *_: Any) -> None:
         raise _Parsing(parser)
@@ -58,7 +58,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 class Made(list[Any]):
-    """What a recorder made: a list, with its arguments as attributes."""
+    """The result of a recorder: a list, with the arguments of the call as attributes."""
 
     def __init__(self, items: Sequence[Any] = (), **arguments: Any) -> None:
         super().__init__(items)
@@ -69,7 +69,7 @@ class Made(list[Any]):
 
 
 class Greedy:
-    """Stands for the greedy sampler, and equals what the recorders make."""
+    """Stands for the greedy sampler. It equals a result of the recorders that is greedy."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -81,7 +81,7 @@ class Greedy:
 
 
 class Group:
-    """As ``mx.distributed`` sees it, on the first of so many machines."""
+    """A group of ``mx.distributed`` with ``size`` ranks, as seen by the first."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -94,7 +94,7 @@ class Group:
 
 
 class Record:
-    """What was called while a command ran, and what it printed."""
+    """The calls that were made while a command ran, and what it printed."""
 
     def __init__(self, bodies: Sequence[Body] = (), ranks: int = 1, template: bool = True) -> None:
         self.calls: dict[str, list[dict[str, Any]]] = {}
@@ -106,11 +106,11 @@ class Record:
         self.calls.setdefault(name, []).append(arguments)
 
     def at(self, where: str) -> Any:
-        """What lies at a path of names from the last call on; None if the path ends before."""
+        """The value at a path of names in the last call, or None if there is none."""
         name, *path = where.split(".")
         found: Any = self.calls[name][-1] if name in self.calls else {}
         for part in path:
-            # A module is a dict and has attributes.
+            # An mlx module is a dict that also has attributes.
             inside = isinstance(found, dict) and part in found
             found = found[part] if inside else getattr(found, part, None)
         return found
@@ -139,7 +139,7 @@ class Record:
         return (model, tokenizer, config) if return_config else (model, tokenizer)
 
     def step(self, *, verifier: Any = None, planner: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
-        """Plain decoding and drafting take the same options, the latter in the parts that it works with."""
+        """A step of plain decoding or of drafting. Drafting gets its options through the verifier and the planner."""
         drafts = planner is not None
         if drafts:
             cache = verifier.cache
@@ -153,7 +153,7 @@ class Record:
 
     @staticmethod
     def drafting(planner: Any) -> dict[str, Any]:
-        """What a planner was made of, nothing where there is none."""
+        """The options of a planner, or an empty dict without a planner."""
         names = ("strategy", "num_draft_tokens", "costs") if planner is not None else ()
         return {name: getattr(planner, name) for name in names}
 
@@ -164,7 +164,7 @@ class Record:
         return "image", images
 
     def answers(self) -> dict[str, Callable[..., Any]]:
-        """What the recorders return, by the name of what they stand for."""
+        """The functions that make the results of the recorders, by the name of the recorded function."""
         from mlx_lm.models.cache import make_prompt_cache
 
         return {
@@ -186,7 +186,7 @@ class Record:
         }
 
     def patches(self, module: ModuleType) -> Iterator[Any]:
-        """Recorders under the names that a module imported."""
+        """Patches that put recorders under the names that a module imported."""
         for name, answer in self.answers().items():
             if hasattr(module, name):
                 yield patch.object(module, name, self.recorder(name, getattr(module, name), answer))
@@ -194,7 +194,7 @@ class Record:
             yield patch.object(module, "greedy_sampler", Greedy())
 
     def everywhere(self) -> Iterator[Any]:
-        """What is the same for all commands."""
+        """The patches that all commands need."""
         template = TokenizerWrapper.apply_chat_template
 
         def apply_chat_template(tokenizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +263,7 @@ class Record:
                 pass
 
         serve, stop = server._run_http_server, server.ResponseGenerator.stop_and_join
-        # The server ends its process, which runs the tests here, if a thread takes longer than it waits.
+        # If a thread takes too long, the server ends its process, and here that is the process of the tests.
         yield patch.object(server.ResponseGenerator, "stop_and_join", lambda generator, timeout=None: stop(generator))
         yield patch.object(server, "BatchGenerator", BatchGenerator)
         yield patch.object(server, "LRUPromptCache", LRUPromptCache)
@@ -274,7 +274,7 @@ class Record:
 
 
 class Connection:
-    """One request, and what is sent back."""
+    """A connection with one request. It keeps the response."""
 
     def __init__(self, body: Body) -> None:
         content = json.dumps({"messages": [{"role": "user", "content": "Repeat this."}]} | body).encode()
@@ -285,7 +285,7 @@ class Connection:
         return self._request
 
     def recv(self, *_: Any) -> bytes:
-        """It is open, and nothing more comes."""
+        """The connection stays open, and no more data comes."""
         raise BlockingIOError
 
     def sendall(self, data: bytes) -> None:
@@ -297,7 +297,7 @@ class Connection:
 
 
 def run_batch(**given: Any) -> Record:
-    """Give two prompts to batch_generate with these arguments, and note what each is decoded with."""
+    """Call batch_generate for two prompts with these arguments, and record the options of each."""
     generate, record = module_of("generate"), Record()
 
     class BatchGenerator(generate.BatchGenerator):  # type: ignore[misc, name-defined]
@@ -318,7 +318,7 @@ def run_batch(**given: Any) -> Record:
 
 
 def run(command: str, argv: Sequence[str], bodies: Sequence[Body] = ({},), **surroundings: Any) -> Record:
-    """Run a command, and let it serve requests if it is the server."""
+    """Run a command. The server also serves the requests."""
     record, out = Record(bodies, **surroundings), io.StringIO()
     with contextlib.ExitStack() as stack:
         for module in {module_of("generate"), module_of(command)}:

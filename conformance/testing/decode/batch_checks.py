@@ -1,4 +1,4 @@
-"""What rows of a batch with drafts have to share with the same rows alone."""
+"""Rows of a batch with drafts decode as they do alone. These checks compare the two."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from conformance.testing.models.families import model_of
 
 @dataclass(frozen=True)
 class Row:
-    """A request, and how much of each draft is right; None for no drafts."""
+    """A request, and the share of each draft that is right. None means no drafts."""
 
     length: int
     share: float | None
@@ -50,16 +50,16 @@ class Row:
         return Task(tuple(self.prompt), self.n)
 
 
-# One prompt fills the windows and chunks of the tiny configurations, the answers of the others do.
+# The first prompt fills the windows and chunks of the tiny configurations. The other rows fill them with their answers.
 ROWS = (Row(21, 1.0, 30), Row(3, 0.5, 20), Row(9, 0.0, 10), Row(14, None, 10))
-# Upstream model faults, with drafts or without. Here a block is wrong once the window is full:
+# Upstream model faults, with and without drafts. This model computes a wrong block once its window is full:
 SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None, 6))}
-# layers take padding for tokens, so a batch of prompts of several lengths is not its rows, but the same with drafts;
+# These treat padding as tokens. A batch of several lengths differs from its rows alone, with and without drafts alike.
 PADDED = {"baichuan_m1", "bailing_moe_linear", "jamba", "longcat_flash_ngram"}
 PADDED |= {"mamba", "nemotron_h", "recurrent_gemma", "rwkv7"}
-# layers take columns for positions, or no batch of two with padding at all, so each row is served on its own.
+# These treat columns as positions, or fail on a batch with padding. Each row is served alone.
 ONE_BY_ONE = {"afm7", "minimax_m3_vl", "gemma2", "gpt_bigcode"}
-# Earlier releases have more such models, and ones where a row that joins others is not what it is alone.
+# Earlier releases have more such models, and models in which a row that joins others differs from the row alone.
 RELEASE = mlx_lm.__version__.split("+")[0]
 
 
@@ -67,7 +67,7 @@ if RELEASE == "0.32.0":
     PADDED |= {"granitemoehybrid"}
     ONE_BY_ONE |= {"minicpm3", "phixtral"}
 NOT_JOINED = {"mamba2", "falcon_h1"} if RELEASE in ("0.32.0", "0.32.1") else set[str]()
-# What another order of sums makes of float32 logits, in an attention with padding.
+# The rounding of float32 logits in attention with padding, which adds in another order.
 ROUNDING = 1e-5
 
 
@@ -85,7 +85,7 @@ def rows_of(name: str) -> tuple[Row, ...]:
 
 
 def complaints(name: str) -> list[str]:
-    """What a batch with drafts does not share with its rows alone; nothing if it is right."""
+    """The differences between a batch with drafts and its rows alone. Empty if it is right."""
     model = build(name)
     rights = [plain(model, row.task) for row in rows_of(name)]
     together = serve(name, model, rights, drafted=False)
@@ -107,7 +107,7 @@ def complaints_of(model: Any, row: Row, right: Run, without: Answer, got: Answer
         return ["tokens"]
 
     def near(distance: float, n_noises: int) -> bool:
-        """To measure all of the noise takes as long as the rest, and most models have none."""
+        """Measuring the noise takes as long as the rest, so it is done only for a model that has some."""
         if distance <= n_noises * gap(without.rows, right.rows):
             return True
         return any(distance <= n_noises * one for one in noises(model, row.task, right))
@@ -124,7 +124,7 @@ def complaints_of(model: Any, row: Row, right: Run, without: Answer, got: Answer
 
 
 def are_told(row: Row, got: Answer) -> bool:
-    """Whether the statistics of a row are those of its script, in one pass for each block."""
+    """Whether the statistics of a row match its script, with one forward pass for each block."""
     n_right, stats = sum(got.drafted), got.last.draft
     if row.share is None:
         return n_right == 0 and stats is None
@@ -136,14 +136,14 @@ def are_told(row: Row, got: Answer) -> bool:
 def right_of(
     family: str, length: int, temperature: float = 0, processed: bool = False, n: int = 30
 ) -> tuple[list[int], Alone]:
-    """A prompt, and what it is alone."""
+    """A prompt, and its answer alone."""
     prompt = Row(length, None, 0).prompt
     processors = [Watching()] if processed else []
     return prompt, alone(model_of(family).model, prompt, n, temperature, processors)
 
 
 def holds(model: Any, answer: Answer, prompt: list[int], right: list[int]) -> bool:
-    """Whether the cache of an answer is one that was fed the prompt and the answer."""
+    """Whether the cache of an answer holds the prompt and the answer."""
     layers = make_cache(model)
     model(mx.array([prompt + right]), cache=layers)
     near = gap(next_turn(model, answer.last.prompt_cache), next_turn(model, layers)) < CLOSE_AFTER
@@ -151,7 +151,7 @@ def holds(model: Any, answer: Answer, prompt: list[int], right: list[int]) -> bo
 
 
 def check_ends(family: str) -> None:
-    """A limit or a stop sequence at every place of the first blocks; all rows of one batch."""
+    """A batch of rows that end at every place of the first blocks, by a limit or a stop sequence."""
     model, requests = model_of(family).model, []
     for n in range(1, 2 * DRAFT):
         prompt, right = right_of(family, 3 + n)
@@ -166,7 +166,7 @@ def check_ends(family: str) -> None:
 
 
 def check_draws(family: str) -> None:
-    """Each sampler and each logits processor runs once a token, in order, and sees the row alone."""
+    """Each sampler and logits processor runs once for each token, in order, and sees only its row."""
     model, n = model_of(family).model, 12
     kinds = [(t, p, s) for t in (0.0, 1.0) for p in (False, True) for s in (None, 0.0, 0.5, 1.0)]
     requests = []
@@ -187,7 +187,7 @@ def check_draws(family: str) -> None:
 
 
 def others(family: str) -> list[tuple[Request, Alone]]:
-    """A row that accepts half, one that accepts nothing, and one without drafts that is drawn by chance."""
+    """A row that accepts half of its drafts, one that accepts nothing, and a sampled one without drafts."""
     found = []
     for length, share, temperature in ((21, 0.5, 0.0), (6, 0.0, 0.0), (9, None, 1.0)):
         prompt, right = right_of(family, length, temperature)
@@ -197,7 +197,7 @@ def others(family: str) -> list[tuple[Request, Alone]]:
 
 
 def check_failure(part: str, at: int, n_broken: int = 1) -> None:
-    """Rows whose sampler, processor or strategy raises end with what it raised, the others are as they are alone."""
+    """A row whose sampler, processor or strategy raises ends with that error. The other rows decode as alone."""
     model = model_of("llama").model
     generator = BatchGenerator(model, draft_costs=FREE)
     prompt, right = right_of("llama", 4)
@@ -211,7 +211,7 @@ def check_failure(part: str, at: int, n_broken: int = 1) -> None:
         assert isinstance(answer.last.error, Broken) or isinstance(answer.last.error.__cause__, Broken)
         assert answer.tokens == right.tokens[: len(answer.tokens)]
         assert part not in ("sampler", "processor") or len(answer.tokens) <= at
-    # The next request finds nothing of it.
+    # The failure leaves no trace for the next request.
     for served, (request, alone_) in [*zip(got[n_broken:], rest, strict=True), *after(generator, rest)]:
         assert served.tokens == alone_.tokens[: request.max_tokens]
         assert served.last.finish_reason == "length"
@@ -219,6 +219,6 @@ def check_failure(part: str, at: int, n_broken: int = 1) -> None:
 
 
 def after(generator: BatchGenerator, rest: list[tuple[Request, Alone]]) -> list[tuple[Answer, tuple[Request, Alone]]]:
-    """What a generator answers the same requests, later."""
+    """Send the same requests to a generator again. Returns its answers."""
     again = others("llama")
     return list(zip(answers(generator, [request for request, _ in again]), again, strict=True))

@@ -1,4 +1,4 @@
-"""Random programs on a batch with drafts, of a whole model: requests come, are cancelled, go on from their caches."""
+"""Random programs on a batch with drafts and a whole model: requests come, are cancelled, and reuse caches."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.families import model_of
 from conformance.testing.tally import TALLY
 
-# Growing, sliding windows, gated delta, state space, lists of a recurrent and a growing cache and of two growing ones.
+# Growing caches, sliding windows, gated delta, state space, and lists of caches, with and without a recurrent one.
 FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "deepseek_v32"]
 # A program of a whole model takes longer than one of a cache.
 PROGRAMS = PROFILE if PROFILE.max_examples > 100 else settings(parent=PROFILE, max_examples=8)
 ROWS, LONGEST = 4, 14
 PROMPTS = st.sampled_from([tuple((7 * i + 3 * n) % 64 for i in range(n)) for n in (1, 2, 6, 21)])
-# What may raise, if anything, and at which call.
+# The part that raises, if any, and at which call.
 BREAKS = st.sampled_from([None] * 6 + ["sampler", "processor", "propose", "observe", "accept"])
-# Of log probabilities, and of the logits of a next turn, which are larger: noise is far below, a fault far above.
+# Limits for log probabilities and for the larger logits of a next turn. Noise is far below, a fault far above.
 CLOSE, CLOSE_AFTER = 1e-3, 1e-2
 
 
 @cache
 def solo(family: str, prompt: tuple[int, ...], temperature: float, processed: bool) -> Alone:
-    """Plain decoding of a prompt, two tokens further than any request goes."""
+    """Plain decoding of a prompt, two tokens longer than any request."""
     processors = [Watching()] if processed else []
     return alone(model_of(family).model, prompt, LONGEST + 2, temperature, processors)
 
 
 @cache
 def turn(family: str, tokens: tuple[int, ...]) -> list[mx.array]:
-    """The next turn on a cache that was fed these tokens and nothing else."""
+    """The next turn on a cache that holds exactly these tokens."""
     model = model_of(family).model
     layers = make_cache(model)
     if tokens:
@@ -67,7 +67,7 @@ class Row:
 
     request: Request
     right: Alone
-    # What it has to be answered, and why that ends.
+    # The right answer, and the reason of its end.
     answer: list[int]
     reason: str
     may_fail: bool
@@ -82,9 +82,9 @@ class Row:
         return self.prompt + self.right.tokens
 
     def check_what_was_shown(self) -> None:
-        """A strategy observes the row's tokens, a processor one more of them with each call."""
+        """Check that a strategy observed the tokens of the row, and a processor one more with each call."""
         if self.may_fail:
-            # Once a sampler has raised, any token stands for what it would have drawn.
+            # After a sampler raised, any token may take the place of the one it did not draw.
             return
         if self.request.strategy is not None:
             seen = self.request.strategy.seen
@@ -112,17 +112,17 @@ class Programs(RuleBasedStateMachine):
         self.model = model_of(self.family).model
         self.generator = BatchGenerator(self.model, prefill_step_size=prefill, draft_costs=FREE)
         self.rows: dict[int, Row] = {}
-        # Caches with the tokens that they hold, as they were returned.
+        # Returned caches, each with the tokens that it holds.
         self.kept: list[tuple[list[Any], list[int]]] = []
 
     def keep(self, layers: list[Any], tokens: Sequence[int]) -> None:
-        """The cache of a row, which behaves as if it were fed its tokens alone."""
+        """Keep the cache of a row for later. It must behave as if it was fed its tokens alone."""
         apart = gap(next_turn(self.model, copy.deepcopy(layers)), turn(self.family, tuple(tokens)))
         assert apart < CLOSE_AFTER
         self.kept.append((layers, list(tokens)))
 
     def ask(self, request: Request, data: st.DataObject) -> None:
-        """Insert a request with drafts, an end and a fault that are drawn."""
+        """Insert a request with random drafts, a random end and a random fault."""
         temperature, processed = data.draw(st.sampled_from([(0.0, False), (0.0, True), (1.0, False), (1.0, True)]))
         right = solo(self.family, (*request.held, *request.prompt), temperature, processed)
         request.max_tokens = data.draw(st.integers(1, LONGEST))
@@ -155,7 +155,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: len(self.rows) < ROWS and self.kept)
     @rule(prompt=PROMPTS, data=st.data())
     def go_on(self, prompt: tuple[int, ...], data: st.DataObject) -> None:
-        """From a cache that was returned, which stays as it is."""
+        """Insert a request that goes on from a returned cache. That cache must not change."""
         layers, tokens = data.draw(st.sampled_from(self.kept))
         self.ask(Request(prompt, 0, cache=layers, held=tokens), data)
 
@@ -182,7 +182,7 @@ class Programs(RuleBasedStateMachine):
         self.steps(n)
 
     def held_by(self, uid: int, layers: list[Any], tokens: Sequence[int]) -> None:
-        """What is had of a row on the way holds at least what was returned of it."""
+        """A cache that is extracted while a row runs holds at least the returned tokens."""
         row = self.rows[uid]
         assert list(tokens) == row.text[: len(tokens)]
         assert not row.got or len(tokens) >= len(row.prompt) + len(row.got)
@@ -208,7 +208,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule()
     def finish(self) -> None:
-        """Every request ends, in no more steps than it has tokens and parts of a prompt."""
+        """Every request ends, in at most as many steps as it has tokens and prompt parts."""
         self.steps(2 * LONGEST + 21)
         assert not self.rows
         assert self.generator.next() == ([], [])

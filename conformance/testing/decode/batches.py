@@ -1,4 +1,4 @@
-"""Requests of a batch that are drafted from scripts, what a batch answers, and what each of them is alone."""
+"""Requests of a batch with scripted drafts, the answers of a batch, and the answer of each request alone."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.tally import TALLY
 
 VOCAB, DRAFT = 64, 5
-# What a block costs where rows without drafts are asked as well: nothing, so that all drafts are fed.
+# The costs of blocks in a batch that also has rows without drafts: zero, so that all drafts are fed.
 FREE = BlockCosts((1, 1024), (1.0, 1.0))
-# Two candidates that are closer than this may be swapped by the noise of a forward pass.
+# The noise of a forward pass may swap two candidates that are closer than this.
 NEAR_TIE = 1e-3
 
 
 class Partly(Scripted):
-    """Drafts the right continuation, but a wrong token after a share of it: right tokens follow that one."""
+    """Drafts the right continuation, with one wrong token after a share of it. Right tokens follow the wrong one."""
 
     def __init__(self, right: Sequence[int], share: float) -> None:
         super().__init__(right, VOCAB)
@@ -39,12 +39,12 @@ class Partly(Scripted):
 
 
 class Drawing:
-    """A sampler with a key of its own: one call too many or out of order moves all that follow."""
+    """A sampler with its own random key. An extra call or a wrong order changes all later draws."""
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
         self.key = mx.random.key(5)
-        # By how much each token was preferred to the next one.
+        # The lead of each token over the second-best one.
         self.margins: list[float] = []
 
     def __call__(self, logprobs: mx.array) -> mx.array:
@@ -56,7 +56,7 @@ class Drawing:
 
 
 class Watching:
-    """A logits processor that notes what it is shown, and raises another token at each call."""
+    """A logits processor that records the tokens it sees, and raises the logit of another token at each call."""
 
     def __init__(self) -> None:
         self.histories: list[list[int]] = []
@@ -68,11 +68,11 @@ class Watching:
 
 @dataclass
 class Alone:
-    """What plain decoding makes of a prompt."""
+    """The answer of plain decoding to a prompt."""
 
     tokens: list[int]
     rows: list[mx.array]
-    # So many tokens are no near ties: whatever computes them, they are the same.
+    # The number of tokens before the first near tie. Any way to compute them gives the same.
     sure: int
 
 
@@ -93,9 +93,9 @@ class Request:
     strategy: Any = None
     sampler: Any = None
     processors: Sequence[Any] = ()
-    # The tokens that end the answer where they stand in a row.
+    # The stop sequence.
     stop: Sequence[int] = ()
-    # A cache to go on from, and the tokens that it holds.
+    # A cache to start from, and the tokens that it holds.
     cache: list[Any] | None = None
     held: Sequence[int] = ()
     num_draft_tokens: int = DRAFT
@@ -109,7 +109,7 @@ class Request:
 
 
 def insert(generator: BatchGenerator, request: Request) -> int:
-    """Its place in the queue of the generator."""
+    """Insert a request. Returns its id in the generator."""
     uid: int
     (uid,) = generator.insert(
         [list(request.prompt)],
@@ -126,12 +126,12 @@ def insert(generator: BatchGenerator, request: Request) -> int:
 
 @dataclass
 class Answer:
-    """What a batch returned of one request."""
+    """The responses of a batch to one request."""
 
     tokens: list[int] = field(default_factory=list)
     rows: list[mx.array] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
-    # The response that ended it.
+    # The last response.
     last: Any = None
 
     def take(self, response: Any) -> None:
@@ -145,7 +145,7 @@ class Answer:
 
 
 def answers(generator: BatchGenerator, requests: Iterable[Request]) -> list[Answer]:
-    """Serve requests that come at once."""
+    """Serve requests that come at the same time."""
     found = {insert(generator, request): Answer() for request in requests}
     while responses := generator.next_generated():
         for response in responses:
@@ -155,7 +155,7 @@ def answers(generator: BatchGenerator, requests: Iterable[Request]) -> list[Answ
 
 
 def until(tokens: Sequence[int], max_tokens: int, stop: Sequence[int]) -> tuple[list[int], str]:
-    """What of an answer is to be returned, and the reason that it ends there."""
+    """The part of an answer that has to be returned, and the finish reason."""
     for n in range(1, max_tokens + 1):
         if stop and list(tokens[max(n - len(stop), 0) : n]) == list(stop):
             return list(tokens[:n]), "stop"
@@ -163,11 +163,11 @@ def until(tokens: Sequence[int], max_tokens: int, stop: Sequence[int]) -> tuple[
 
 
 class Broken(Exception):
-    """What a part of a request raises."""
+    """The error that a part of a request raises."""
 
 
 def breaking(function: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """The function, which raises at its call number ``at``, counted from 0."""
+    """Wrap a function so that it raises at call number ``at``, counted from 0."""
     calls = count()
 
     def called(*args: Any) -> Any:
@@ -179,7 +179,7 @@ def breaking(function: Callable[..., Any], at: int) -> Callable[..., Any]:
 
 
 def break_part(request: Request, part: str, at: int) -> None:
-    """Let the sampler, the processor or a method of the strategy of a request raise."""
+    """Make the sampler, the processor or a strategy method of a request raise."""
     if part == "sampler":
         request.sampler = breaking(request.sampler or greedy_sampler, at)
     elif part == "processor":

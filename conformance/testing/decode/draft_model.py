@@ -1,7 +1,4 @@
-"""What a draft model has to leave as plain decoding leaves it: the cache, the tokens, what processors are shown.
-
-Nothing here uses a name that only the series has, so that a stock release can be asked the same.
-"""
+"""Decoding with a draft model equals plain decoding. These checks run on any release."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from conformance.testing.models.families import GENERATE, OPTIONS, PROMPT, allow
 
 N, DRAFT = 14, 3
 SECOND_TURN = [7, 9]
-# One that agrees with the target mostly, and one that never does.
+# A draft model that mostly agrees with the target, and one that never does.
 DRAFTERS = ["similar", "contrary"]
-# The limit and the tokens that are taken: at each place of a block, and where each block is one token.
+# The limit and the tokens that are taken: a stop at each place of a block, and in blocks of one token.
 STOPS = {"similar": [(5, None), (6, None), (N, 1), (N, 4), (N, 7)], "contrary": [(5, None), (N, 4)]}
 
 
@@ -32,14 +29,14 @@ class Refused(Exception):
 
 
 @cache
-def plain(family: str, n: int) -> tuple[list[Any], list[Any]]:
-    """What plain decoding gives, and the cache that it leaves: not to be changed."""
+def plain_reference(family: str, n: int) -> tuple[list[Any], list[Any]]:
+    """The steps of plain decoding, and its cache. Callers must not change them."""
     layers = make_cache(model_of(family))
     return seeded(model_of(family), PROMPT, n, prompt_cache=layers, **OPTIONS.get(family, {})), layers
 
 
-class Run:
-    """One speculative decode and its plain one, each with its cache."""
+class SpeculativeRun:
+    """A speculative decode and a plain decode, each with its cache."""
 
     def __init__(self, family: str, kind: str, n: int = N, stop: int | None = None, **arguments: Any) -> None:
         model, drafter = model_of(family), drafter_of(f"{kind} like {family}")
@@ -50,7 +47,7 @@ class Run:
             self.plain_cache = make_cache(model)
             self.right = seeded(model, PROMPT, stop or n, prompt_cache=self.plain_cache, **options, **plain_arguments)
         else:
-            self.right, self.plain_cache = plain(family, stop or n)
+            self.right, self.plain_cache = plain_reference(family, stop or n)
         mx.random.seed(7)
         step = GENERATE.speculative_generate_step
         arguments = {"num_draft_tokens": DRAFT, "prompt_cache": self.layers, **options, **own_arguments}
@@ -72,7 +69,7 @@ class Run:
 
 def parity(family: str, kind: str) -> list[str]:
     """C4: the tokens and the log probabilities of plain decoding."""
-    run = Run(family, kind)
+    run = SpeculativeRun(family, kind)
     got, right = run.tokens()
     if got != right:
         return [f"{kind}: tokens"]
@@ -82,15 +79,15 @@ def parity(family: str, kind: str) -> list[str]:
 
 def seeds(family: str, kind: str) -> list[str]:
     """C4: the tokens of plain decoding with the same seed."""
-    got, right = Run(family, kind, make=lambda: {"sampler": make_sampler(temp=0.8, top_p=0.9)}).tokens()
+    got, right = SpeculativeRun(family, kind, make=lambda: {"sampler": make_sampler(temp=0.8, top_p=0.9)}).tokens()
     return [] if got == right else [f"{kind}: tokens"]
 
 
 def exits(family: str, kind: str) -> list[str]:
-    """C3: after n tokens the cache holds the prompt and these, and the next turn goes on as plain decoding does."""
+    """C3: after n tokens the cache holds the prompt and these tokens, and the next turn is that of plain decoding."""
     found = []
     for n, stop in STOPS[kind]:
-        run, model = Run(family, kind, n, stop), model_of(family)
+        run, model = SpeculativeRun(family, kind, n, stop), model_of(family)
         turns = [
             seeded(model, SECOND_TURN, 3, prompt_cache=deepcopy(layers))
             for layers in (run.of_the_target(), run.plain_cache)
@@ -111,22 +108,22 @@ class Histories:
 
 
 def processors(family: str, kind: str) -> list[str]:
-    """C5: at each position, processors are shown the prompt and the tokens before it."""
+    """C5: at each position, processors see the prompt and the tokens before it."""
     witnesses: list[Histories] = []
 
     def line() -> dict[str, Any]:
         witnesses.append(Histories())
         return {"logits_processors": [witnesses[-1], *make_logits_processors(repetition_penalty=1.4)]}
 
-    run = Run(family, kind, make=line)
-    # The draft model shows its own guesses too: each history of the plain run has to be among what was shown.
+    run = SpeculativeRun(family, kind, make=line)
+    # Processors also see drafted tokens, so each history of the plain run has to be among the seen ones.
     found = [] if all(seen in witnesses[1].seen for seen in witnesses[0].seen) else [f"{kind}: histories"]
     return found if run.tokens()[0] == run.tokens()[1] else [*found, f"{kind}: tokens"]
 
 
 def without_a_limit(family: str, kind: str) -> list[str]:
-    """generate_step takes max_tokens=-1 for no limit."""
-    got, right = Run(family, kind, -1, 9).tokens()
+    """C4: max_tokens=-1 means no limit, as in generate_step."""
+    got, right = SpeculativeRun(family, kind, -1, 9).tokens()
     return [] if got == right else [f"{kind}: tokens"]
 
 
@@ -146,10 +143,10 @@ def complaints(check: str, family: str) -> list[str]:
 @cache
 def refused(family: str) -> bool:
     try:
-        Run(family, DRAFTERS[0], 1)
+        SpeculativeRun(family, DRAFTERS[0], 1)
     except Refused:
         return True
     except (ValueError, IndexError):
-        # It fails in another way, which test_holds shows.
+        # Any other failure belongs to test_holds.
         return False
     return False

@@ -1,4 +1,4 @@
-"""Decode plain and in clean replays, and keep what each run saw."""
+"""Decode plainly and in replays without rollback, and record what each run saw."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-# The tokens of a prompt that generate_step feeds at a time, and how many rows are compared at a time.
+# The number of prompt tokens that generate_step feeds at a time, and of rows that are compared at a time.
 PREFILL, ROWS = 2048, 32
-# What the caches of a model say of themselves: the offset of each, where it has one.
+# The offset of each cache of a model, if it has one.
 Offsets = tuple[int | None, ...]
-# A token and the log probabilities that it was drawn from.
+# A token, and the log probabilities it was drawn from.
 Step = tuple[int, mx.array]
 
 
@@ -31,7 +31,11 @@ def offsets_of(layers: Iterable[Any]) -> Offsets:
 
 
 def gaps(a: Sequence[mx.array], b: Sequence[mx.array]) -> list[float]:
-    """The largest difference in each pair of rows; infinite log probabilities are equal to themselves."""
+    """The largest difference in each pair of rows. Two infinite log probabilities are equal.
+
+    Raises:
+        ValueError: if the numbers of rows differ.
+    """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} rows and {len(b)} rows")
     found: list[float] = []
@@ -43,12 +47,12 @@ def gaps(a: Sequence[mx.array], b: Sequence[mx.array]) -> list[float]:
 
 
 def gap(a: Sequence[mx.array], b: Sequence[mx.array]) -> float:
-    """The largest of them."""
+    """The largest difference over all pairs of rows."""
     return max(gaps(a, b))
 
 
 def log_probabilities(logits: mx.array) -> mx.array:
-    """As both generators work them out."""
+    """The log probabilities of logits, computed as both generators do."""
     rows: mx.array = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     return rows
 
@@ -63,7 +67,7 @@ def best_of(rows: Sequence[mx.array]) -> list[int]:
 
 @dataclass
 class Block:
-    """One forward pass: what was fed, and what the caches said before it."""
+    """One forward pass: the tokens that were fed, and the offsets of the caches before it."""
 
     inputs: mx.array
     offsets: Offsets
@@ -74,7 +78,7 @@ class Block:
 
 
 class Watched:
-    """A model that notes each block that it is fed."""
+    """A model that records each block that it is fed."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -91,30 +95,30 @@ class Watched:
 
 @dataclass
 class Run:
-    """What one decode gave, and what it left."""
+    """The output of one decode, and the state it left."""
 
     tokens: list[int]
-    # The log probabilities that each token was drawn from.
+    # The log probabilities of each token.
     rows: list[mx.array]
-    # Those of a few fixed tokens that are fed to the cache afterwards.
+    # The log probabilities of a few fixed tokens, fed to the cache afterwards.
     after: list[mx.array]
-    # What the caches said by the number of tokens that they should hold, of a run that never trims; and at the end.
+    # The offsets by the number of tokens in the cache, for a run that never trims, and the offsets at the end.
     offsets: dict[int, Offsets] = field(default_factory=dict)
     last_offsets: Offsets = ()
-    # Of a drafted run, the block that each row is from.
+    # For a drafted run, the block of each row.
     owners: list[Block] = field(default_factory=list)
-    # For each draft, how many of its tokens were right, and how many there were.
+    # (accepted, drafted) for each draft.
     drafts: list[tuple[int, int]] = field(default_factory=list)
     stats: Any = None
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of the blocks that the rows are from."""
+        """The different lengths of the blocks of the rows."""
         return sorted({block.length for block in self.owners})
 
     @property
     def split(self) -> list[int]:
-        """How many rows in a row are from one block."""
+        """The number of consecutive rows from each block."""
         found, last = [], None
         for block in self.owners:
             if block is last:
@@ -131,7 +135,7 @@ def rows_of(run: Run) -> list[mx.array]:
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt, how long the answer may be, and what ends it."""
+    """A prompt, the longest answer, and the end tokens."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -139,12 +143,12 @@ class Task:
 
     @property
     def after(self) -> tuple[int, ...]:
-        """What the next turn begins with."""
+        """The first tokens of the next turn."""
         return (self.prompt * 5)[:5]
 
 
 def next_turn(model: Any, cache: list[Any], tokens: Sequence[int] = (7, 9, 11, 12, 13)) -> list[mx.array]:
-    """The rows of two single tokens and a block: what a second turn on this cache would see."""
+    """The rows of two single tokens and a block, as a second turn on this cache."""
     fed = (tokens[:1], tokens[1:2], tokens[2:])
     rows = [log_probabilities(model(mx.array([list(x)]), cache=cache)[0, -1]) for x in fed]
     mx.eval(rows)
@@ -178,10 +182,10 @@ def plain(model: Any, task: Task) -> Run:
 
 
 def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> Iterator[Any]:
-    """Feed the prompt as generation does, and tokens that are known in blocks, then in single steps; never trim.
+    """Feed the prompt as generation does, then known tokens in blocks, then the rest in single steps. Never trims.
 
-    Yields the cache and the rows so far, before and after each block. None for the tokens stops at the last one of the
-    prompt.
+    Yields the cache and the rows so far, before and after each block. If ``tokens`` is None, it stops before the last
+    token of the prompt.
     """
     cache, prompt = make_prompt_cache(model), list(task.prompt)
     rows: list[mx.array] = []
@@ -201,7 +205,7 @@ def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Itera
 
 
 def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int]) -> Run:
-    """What a run would have seen that knew its tokens. Nothing is ever rolled back."""
+    """Feed known tokens in blocks, without any rollback. Returns what such a run sees."""
     offsets, cache, rows = {}, [], []
     for cache, rows in in_blocks(model, task, tokens, split):
         offsets[len(task.prompt) - 1 + len(rows)] = last = offsets_of(cache)
@@ -209,6 +213,6 @@ def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int]) 
 
 
 def state_after(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> list[Any]:
-    """A clean cache that holds the prompt and tokens; with None, the prompt but its last token."""
+    """A cache without rollbacks that holds the prompt and ``tokens``, or for None the prompt without its last token."""
     *_, (cache, _) = in_blocks(model, task, tokens, split)
     return list(cache)

@@ -14,7 +14,7 @@ from conformance.testing.decode.recorder import Run, Task, gap, next_turn, offse
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.tally import TALLY
 
-# Stock releases have none, and are measured too.
+# Stock releases do not have this module, and are measured too.
 if TYPE_CHECKING:
     from mlx_lm.draft import DraftStats
 
@@ -22,7 +22,7 @@ DRAFT = 4
 
 
 def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Run:
-    """Decode with these drafts, each of which is fed whole."""
+    """Decode with scripted drafts. Each draft is fed whole."""
     from mlx_lm.draft.loop import draft_generate_step
     from mlx_lm.draft.planner import Planner
     from mlx_lm.draft.verify import BlockVerifier
@@ -39,11 +39,11 @@ def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Ru
 
 
 def noises(model: Any, task: Task, reference: Run) -> Iterator[float]:
-    """How far the rows of blocks of each length are from single steps, without any rollback; the longest first."""
+    """The distance between blocks of each length and single steps, without any rollback, the longest blocks first."""
     for length in range(DRAFT + 1, 1, -1):
         yield gap(replay(model, task, reference.tokens, repeat(length)).rows, reference.rows)
 
 
 def noise(model: Any, task: Task, reference: Run) -> float:
-    """The largest of them: the model's own noise, and that of the kernels."""
+    """The largest of these distances: the noise of the model and of the kernels."""
     return max(noises(model, task, reference))

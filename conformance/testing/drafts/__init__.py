@@ -1,1 +1,1 @@
-"""Drafters that know the answer, and the backward scan."""
+"""Drafters with scripted accepts and rejects, and a backward scan."""

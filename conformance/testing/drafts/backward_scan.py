@@ -1,4 +1,4 @@
-"""Texts to look up in, the indexes of the package, and the backward scan that they replace."""
+"""A plain backward scan, to compare with the indexes of the package, and texts to search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCAB = 50_000
 
 
 class Scan:
-    """The last three tokens, then two, searched for from the end: what an index replaces."""
+    """Searches backward for the last three tokens, then for the last two. An index replaces this."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -41,7 +41,7 @@ INDEXES: dict[str, Callable[[], Any]] = {
 
 @cache
 def text(n: int) -> list[int]:
-    """Half of it new, half of it passages that were said before, with a change in each."""
+    """A text of n tokens: half is new, half repeats earlier passages with one change in each."""
     rng = random.Random(n)
     tokens: list[int] = []
     while len(tokens) < n:
@@ -52,11 +52,11 @@ def text(n: int) -> list[int]:
 
 
 def bytes_a_token(make: Callable[[], Any], tokens: Sequence[int]) -> float:
-    """With the integers, which are new objects as those of ``mx.array.tolist`` are."""
+    """The memory of a drafter in bytes for each token. It includes the integers, as if from ``mx.array.tolist``."""
     digits = [str(token) for token in tokens]
     tracemalloc.start()
     strategy = make()
-    # In parts, so that what the caller holds is not counted.
+    # Observed in parts, so that the list of the caller does not count.
     for i in range(0, len(digits), 256):
         strategy.observe([int(digit) for digit in digits[i : i + 256]])
     size, _ = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""Drafters that know the answer, so that a test can choose how many tokens of each draft are right."""
+"""A drafter that knows the right answer, so that a test can get every acceptance depth."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class Scripted:
-    """Drafts the right continuation up to a wrong token, whose place in the draft goes round 0, 1, 2, ...
+    """Drafts the right continuation with one wrong token. The place of that token cycles through 0, 1, 2, ...
 
-    So a run sees every acceptance depth from none of a draft to all of it.
+    So a run sees every acceptance depth, from no token of a draft to all of them.
     """
 
     def __init__(self, right: Sequence[int], vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Strategies that are always wrong: what drafting costs at worst."""
+"""Strategies that are always wrong. They show the worst cost of drafting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conformance.testing.texts.recorded_streams import VOCAB
 
 
 class Wrong:
-    """Drafts what never comes, sure that it will."""
+    """Drafts a token that never comes, and claims to be sure of it."""
 
     match_length, match_was_right = 100, True
 
@@ -26,7 +26,7 @@ class Wrong:
 
 
 class Changing(Wrong):
-    """Wrong after matches of every length, so that what was learned after one says nothing of the next."""
+    """Always wrong, and claims another match length each time, so that past results do not help to predict."""
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.match_length = 2 ** ((self.match_length.bit_length() + 1) % 6)

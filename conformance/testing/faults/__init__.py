@@ -1,1 +1,1 @@
-"""Faults to plant: what the checks have to find."""
+"""Faults to plant, to test that the checks find them."""

@@ -1,4 +1,4 @@
-"""Faults of drafts in a batch that are planted in the process of a server, and what shows them."""
+"""Faults of drafts in a batch, to plant in the process of a server, and helpers that make them visible."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models import llama
 from mlx_lm.models.cache import TokenBuffer
 
-# The package has a function of that name as well.
+# The package also has a function of that name.
 GENERATE: Any = import_module("mlx_lm.generate")
-# A device that waits for its memory, so that decisions depend on the tokens alone.
+# A device limited by memory bandwidth. With fixed costs, decisions depend only on the tokens.
 CHEAP = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
 STOOD_STILL = "a stream stood still for passes, steps of prompts:"
 
@@ -33,7 +33,7 @@ def keep_a_rejected_token() -> None:
 
 
 def leave_the_last_block() -> None:
-    """What was drafted after the last token of an answer stays in the cache."""
+    """Drafted tokens after the last token of an answer stay in the cache."""
     accept, trim = BlockVerifier.accept, drafts.trim_prompt_cache
 
     def without_the_last(self: Any, n_accepted: int) -> None:
@@ -49,7 +49,7 @@ def leave_the_last_block() -> None:
 
 
 def send_what_follows_a_stop_word() -> None:
-    """All that was accepted of a block is sent."""
+    """All accepted tokens of a block are sent, also those after a stop word."""
     end = DraftedBatch._end
 
     def end_late(self: Any, i: int, draws: Any) -> Any:
@@ -61,7 +61,7 @@ def send_what_follows_a_stop_word() -> None:
 
 
 def forget_parts_of_stop_words() -> None:
-    """What was matched of a stop word in one block is forgotten in the next."""
+    """A stop word that spans two blocks is not found."""
     end = DraftedBatch._end
 
     def end_anew(self: Any, i: int, draws: Any) -> Any:
@@ -72,12 +72,12 @@ def forget_parts_of_stop_words() -> None:
 
 
 def show_no_prompt() -> None:
-    """Penalties look back on the answer only."""
+    """Penalties see only the answer, not the prompt."""
     GENERATE.TokenBuffer = lambda *_: TokenBuffer()
 
 
 def show_no_accepted_tokens() -> None:
-    """Penalties do not look back on what was drafted."""
+    """Penalties do not see drafted tokens."""
     draw = DraftedBatch._draw
 
     def draw_blindly(self: Any, i: int, logits: Any, token: Any) -> Any:
@@ -92,7 +92,7 @@ def show_no_accepted_tokens() -> None:
 
 
 def lose_a_token_of_a_block() -> None:
-    """The text of a character may be the loss."""
+    """A response drops one token of a block, so its text may lose a character."""
     respond = DraftedBatch._respond
 
     def respond_with_less(self: Any, *args: Any) -> Any:
@@ -102,7 +102,7 @@ def lose_a_token_of_a_block() -> None:
 
 
 def swap_the_statistics() -> None:
-    """Each row is told how much its neighbour accepted."""
+    """Each row gets the number of accepted tokens of its neighbour."""
     accept = BatchPlanner.accept
 
     def accept_and_swap(self: Any, uids: list[int], n_accepted: list[int], n_tokens: int) -> None:
@@ -115,12 +115,12 @@ def swap_the_statistics() -> None:
 
 
 def price_blocks() -> None:
-    """Not a fault: blocks cost what a table says, whatever the machine does."""
+    """Not a fault: the costs of blocks come from a table, not from the machine."""
     batch_planner.block_costs = options.block_costs = lambda _: CHEAP
 
 
 def never_draft_again() -> None:
-    """Once more than two requests were decoded at a time."""
+    """Drafting stops for good once more than two requests are decoded together."""
     price_blocks()
     plan = BatchPlanner.plan
 
@@ -133,18 +133,18 @@ def never_draft_again() -> None:
 
 
 def draft_one_by_one() -> None:
-    """A request that is drafted is served alone, from its start to its end."""
+    """A drafted request is served alone, from start to end."""
     batchable = server.ResponseGenerator._is_batchable
     server.ResponseGenerator._is_batchable = lambda self, args: not args.draft and batchable(self, args)
 
 
 def count_passes() -> None:
-    """Not a fault: print how long a stream of the batch stands still, when that is longer than before."""
+    """Not a fault: print how long a stream of the batch gets no token, each time that is longer than before."""
     passes, worst, in_prompt = [0, 0], [0, 0], [False]
     call, prompt, step = llama.Model.__call__, GENERATE.PromptProcessingBatch.prompt, server.BatchGenerator.next
 
     def call_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # What tells the size of the vocabulary is not computed.
+        # The call that finds the size of the vocabulary is never computed.
         passes[in_prompt[0]] += sys._getframe(1).f_code.co_name != "vocab_size_of"
         return call(self, *args, **kwargs)
 
@@ -170,13 +170,13 @@ def count_passes() -> None:
 
 
 def answer_in_bulk() -> None:
-    """The batch says nothing for eight passes."""
+    """The batch returns responses only every eight passes."""
     count_passes()
     step = DraftedBatch.next
     DraftedBatch.next = lambda self: [answer for _ in range(8) for answer in step(self)]
 
 
-# What a request says that is to fail, by what fails for it.
+# The part that fails, and the field of a request that asks for this.
 FAILING: dict[str, dict[str, Any]] = {
     "strategy": {"draft_type": "suffix", "num_draft_tokens": 13},
     "sampler": {"temperature": 0.125},
@@ -198,7 +198,7 @@ def _third_call_raises(what: str, function: Callable[..., Any]) -> Callable[...,
 
 
 def raise_for_some() -> None:
-    """Not a fault: what belongs to a request raises if the request is one of ``FAILING``."""
+    """Not a fault: a part of a request raises if the request is one of ``FAILING``."""
     strategy, sampler = DraftOptions.make_strategy, server.make_sampler
     processors, tops, call = server.make_logits_processors, server._format_top_logprobs, llama.Model.__call__
 
@@ -232,7 +232,7 @@ def raise_for_some() -> None:
 
 
 def fail_together() -> None:
-    """What one row raises ends the others too."""
+    """An error of one row ends the other rows too."""
     raise_for_some()
     end = DraftedBatch._end
 

@@ -1,4 +1,4 @@
-"""Devices whose blocks are a little off, and rollbacks that are wrong: a check of a model has to tell them apart."""
+"""Simulate devices with slightly inexact blocks, and plant wrong rollbacks. A check has to tell them apart."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from conformance.testing.models.layers import tapped
 
 
 class OfAnotherKernel:
-    """A model that is a little off wherever several tokens are fed at once, as on a device with a kernel for blocks.
+    """A model that is slightly inexact when several tokens are fed at once, as on a device with a kernel for blocks.
 
-    The logits are off by up to ``logits``. The layers are off by a share of what they compute, so that the keys, values
-    and states that a block leaves are off too.
+    The logits are off by up to ``logits``. The outputs of layers are off by the share ``layers``, so the keys, values
+    and states of a block are inexact too.
     """
 
     def __init__(self, model: Any, logits: float = 0.0, layers: float = 0.0) -> None:
@@ -29,7 +29,7 @@ class OfAnotherKernel:
         return getattr(self.model, name)
 
     def seed(self, inputs: mx.array) -> None:
-        """The same block is off in the same way each time."""
+        """Seed the noise with the block, so that the same block always has the same noise."""
         self.key = mx.random.key(hash(tuple(inputs[0].tolist())) % 2**32)
 
     def noise(self, shape: tuple[int, ...]) -> mx.array:
@@ -53,7 +53,7 @@ class OfAnotherKernel:
 
 
 class InBfloat16(OfAnotherKernel):
-    """Logits that are rounded to bfloat16, and off by up to two steps of it wherever several tokens are fed at once."""
+    """Logits rounded to bfloat16. They are off by up to two bfloat16 steps when several tokens are fed at once."""
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         logits: mx.array = self.model(inputs, cache=cache).astype(mx.bfloat16)
@@ -80,7 +80,7 @@ def trim_one_far(cache: KVCache, n: int) -> int:
 
 
 def trim_and_swap_the_last_rows(cache: KVCache, n: int) -> int:
-    """The number of rows is right, their order is not."""
+    """The number of rows is right, but their order is wrong."""
     kv_trim(cache, n)
     last = mx.array([cache.offset - 1, cache.offset - 2])
     cache.keys[..., cache.offset - 2 : cache.offset, :] = cache.keys[..., last, :]
@@ -104,14 +104,14 @@ def trim_quantized_one_far(cache: QuantizedKVCache, n: int) -> int:
 
 
 def trim_out_of_step(cache: RotatingKVCache, n: int) -> int:
-    """Each key gets the value of another token."""
+    """Each key is paired with the value of another token."""
     rotating_trim(cache, n)
     cache.values = mx.roll(cache.values, int(n > 0), axis=2)
     return n
 
 
 def trim_to_the_wrong_place(cache: RotatingKVCache, n: int) -> int:
-    """The rows move by one: the next token is written over one that is right."""
+    """The rows move by one, so the next token overwrites a right one."""
     rotating_trim(cache, n)
     cache.keys, cache.values = (mx.roll(rows, int(n > 0), axis=2) for rows in (cache.keys, cache.values))
     return n
@@ -127,7 +127,7 @@ def keep_the_state(_: ArraysCache, n: int) -> int:
 
 
 def trim_one_row_late(cache: ArraysCache, n: int) -> int:
-    """The state holds the first of the tokens that are dropped."""
+    """The state still holds the first dropped token."""
     if n > 1:
         arrays_trim(cache, n - 1)
     cache.advance(-(n > 0))
@@ -153,7 +153,7 @@ def nothing_is_rejected(verifier: BlockVerifier, _: int) -> None:
     accept(verifier, verifier._n_draft)
 
 
-# By the kind of cache: the class whose method is replaced, the method, and what with.
+# For each kind of cache: the class, the method to replace, and the replacement.
 FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "kv": [
         (KVCache, "trim", trim_one_short),

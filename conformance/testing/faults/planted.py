@@ -1,4 +1,4 @@
-"""Planted faults that the checks have to find."""
+"""Mark tests that plant a fault and expect a check to find it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-# What is checked, the class or module whose name is replaced for that, the name, and the fault.
+# What to check, the class or module to patch, the name to replace there, and the fault.
 Fault = tuple[str, Any, str, Callable[..., Any]]
 
 
@@ -16,6 +16,6 @@ def nothing(*_: Any) -> None:
 
 
 def planted(*faults: Fault) -> pytest.MarkDecorator:
-    """Run a test with each of these: its argument ``where`` says what is to be checked."""
+    """Run a test with each fault. Its argument ``where`` says what to check."""
     ids = ["-".join([where, owner.__name__, name, fault.__name__]) for where, owner, name, fault in faults]
     return pytest.mark.parametrize("where", faults, ids=ids, indirect=True)

@@ -1,4 +1,4 @@
-"""Faults that are planted in the process of a server, and that its tests have to find."""
+"""Faults to plant in the process of a server. The tests of the server have to find them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mlx_lm.models.cache import LRUPromptCache
 
 from conformance import ROOT
 
-# In seconds. A server stops in less, however long what it does takes.
+# In seconds. A server has to stop sooner, even during slow work.
 SOON, TOO_LONG = 4.0, 12.0
 
 
 def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
-    """The variables of a process that starts with a fault, or with what shows one."""
+    """The environment variables of a process that starts with a fault, or with a helper that shows one."""
     start = folder / "sitecustomize.py"
     start.write_text(f"from {fault.__module__} import {fault.__name__}\n{fault.__name__}()\n")
     path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -34,7 +34,7 @@ def drop_the_options() -> None:
 
 
 def store_a_token_too_many() -> None:
-    """A cache holds one token more than it is stored for."""
+    """A stored cache holds one token more than its key says."""
     insert = LRUPromptCache.insert_cache
 
     def insert_longer(self: Any, model: Any, tokens: Any, cache: Any, **kwargs: Any) -> None:
@@ -73,22 +73,22 @@ def show_another_prefix() -> None:
 
 
 def answer_in_words() -> None:
-    """An error is a text and not an object."""
+    """An error is a string instead of an object."""
     server._error = lambda code, message: {"error": message}
 
 
 def never_look_at_the_client() -> None:
-    """A client that waits for the whole answer is not looked at meanwhile."""
+    """The server does not notice that a client left while it waited for the whole answer."""
     server.APIHandler._check_client = lambda _: None
 
 
 def save_often() -> None:
-    """Not a fault: the shared memory is written ten times a second."""
+    """Not a fault: the server saves the shared memory ten times a second."""
     server.SAVE_INTERVAL = 0.1
 
 
 def load_slowly() -> None:
-    """Not a fault: a model takes longer to load than a server may take to stop."""
+    """Not a fault: loading a model takes longer than a server may take to stop."""
     load = server.load
 
     def load_late(*args: Any, **kwargs: Any) -> Any:
@@ -111,14 +111,14 @@ def prefill_slowly() -> None:
 
 
 def load_slowly_and_wait() -> None:
-    """A server that stops waits for its model."""
+    """A stopping server waits until its model is loaded."""
     load_slowly()
     stop_and_join = server.ResponseGenerator.stop_and_join
     server.ResponseGenerator.stop_and_join = lambda self, timeout=None: stop_and_join(self)
 
 
 def prefill_slowly_and_wait() -> None:
-    """A server that stops waits for a prompt."""
+    """A stopping server waits until a prompt is processed."""
     prefill_slowly()
     server.ResponseGenerator._ends_early = lambda *_: False
     stop_and_join = server.ResponseGenerator.stop_and_join

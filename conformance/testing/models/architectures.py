@@ -26,8 +26,8 @@ UNRUNNABLE: dict[str, str] = {
     "phi3small": "Its sparse layers add the boolean mask to the scores, so a token sees the ones that follow it.",
 }
 
-# Matrices are drawn this much larger than mlx draws them. At the usual size a layer adds little to
-# the embedding it gets, and a greedy decode repeats one token for ever.
+# Random matrices are this much larger than those of mlx. With the usual size a layer adds little to its input, and
+# greedy decoding repeats one token for ever.
 SCALE = 3.0
 
 
@@ -45,13 +45,13 @@ def _top_level_names(path: Path) -> set[str]:
 def _model_modules() -> dict[str, bool]:
     """Each module of mlx_lm.models, and whether it is a model.
 
-    The text is read, not imported: some modules end the process when a package is missing.
+    The source is read, not imported: some modules end the process if a package is missing.
     """
     folder = Path(mlx_lm.models.__path__[0])
     return {path.stem: _top_level_names(path) >= {"Model", "ModelArgs"} for path in folder.glob("*.py")}
 
 
-# Parts that models share: a module without the two classes is no language model.
+# Modules that models share. A module without the two classes is no language model.
 NOT_MODELS: frozenset[str] = frozenset(name for name, is_model in _model_modules().items() if not is_model)
 
 
@@ -61,12 +61,12 @@ def model_files() -> list[str]:
 
 
 def runnable() -> list[str]:
-    """The models of the installed mlx-lm that `build` gives and a CPU runs."""
+    """The models of the installed mlx-lm that `build` can make and a CPU can run."""
     return [name for name in model_files() if name in CONFIGS and name not in UNRUNNABLE]
 
 
 def _fill(value: mx.array) -> mx.array:
-    """Random values for an array that mlx-lm leaves at zero and expects from a checkpoint."""
+    """Random values for an array that mlx-lm sets to zero, and would load from a checkpoint."""
     if mx.issubdtype(value.dtype, mx.floating):
         values: mx.array = mx.random.normal(value.shape) * value.shape[-1] ** -0.5
     else:
@@ -76,15 +76,15 @@ def _fill(value: mx.array) -> mx.array:
 
 
 def build(name: str, seed: int = 0) -> Any:
-    """The model with random weights in float32; one seed gives the same weights every time."""
+    """The model with random weights in float32. A seed always gives the same weights."""
     module = import_module(f"mlx_lm.models.{name}")
     mx.random.seed(seed)
-    # Some ModelArgs write into the nested dicts they are given.
+    # Some ModelArgs change the nested dicts that they get.
     model = module.Model(module.ModelArgs.from_dict(deepcopy(CONFIGS[name])))
     embeddings = {f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Embedding)}
     weights = []
     for path, value in tree_flatten(model.parameters()):
-        # Routers and some norms start at zero, where every expert or channel is the same.
+        # Routers and some norms start at zero. Then all experts or channels are the same.
         new = value if value.any().item() else _fill(value)
         if mx.issubdtype(new.dtype, mx.floating) and new.ndim > 1 and path not in embeddings:
             new = SCALE * new
@@ -97,6 +97,6 @@ def build(name: str, seed: int = 0) -> Any:
 
 
 def make_cache(model: Any) -> list[Any]:
-    """An empty prompt cache; its length is not always the number of layers."""
+    """An empty prompt cache. Its length may differ from the number of layers."""
     layers: list[Any] = make_prompt_cache(model)
     return layers

@@ -1,4 +1,4 @@
-"""Draft models for the models of conformance.testing.models.families: one that mostly agrees, one that never does."""
+"""Draft models for the models of families.py: one that mostly agrees with the target, and one that never does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.testing.models.families import Counted, model_of
 
 
 class Contrary(Counted):
-    """Drafts the token that its model finds least likely."""
+    """A draft model that drafts the token which the model finds least likely."""
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         return -super().__call__(inputs, cache)

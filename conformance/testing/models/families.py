@@ -1,4 +1,4 @@
-"""One model for each kind of cache, what it is fed, and a speculative decoder that is too simple to be wrong."""
+"""One model for each kind of cache, its prompt, and a simple speculative decoder to compare with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conformance.testing.decode.replay import noise
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.models.architectures import CONFIGS, build, make_cache
 
-# Stock releases have none, and their own speculative decoding is checked too.
+# Stock releases lack this module. Their own speculative decoding is checked too.
 if TYPE_CHECKING:
     from mlx_lm.draft import DraftStats
 
@@ -32,19 +32,19 @@ GENERATE = sys.modules["mlx_lm.generate"]
 VOCAB, WINDOW, K = 64, 16, 3
 PROMPT = [(7 * i + 3) % VOCAB for i in range(21)]
 QUANTIZED = {"kv_bits": 8, "kv_group_size": 32}
-# What generate_step is told beside the cache; the second start falls inside a block.
+# More arguments of generate_step. The second start of quantization falls inside a block.
 OPTIONS: dict[str, dict[str, int]] = {
     "llama quantized": QUANTIZED | {"quantized_kv_start": 0},
     "llama quantized late": QUANTIZED | {"quantized_kv_start": len(PROMPT) + 4},
 }
 FAMILIES = ["llama", "llama max_kv_size", *OPTIONS, "gemma3_text", "mamba", "qwen3_next", "lfm2", "llama4", "falcon_h1"]
 FAMILIES += ["baichuan_m1", "deepseek_v41", "nanbeige", "iquestloopcoder", "gemma4_text", "longcat_flash_ngram"]
-# Its cache cannot drop the end of a block: it is restored, and accepted tokens are fed again.
+# Their caches cannot drop the end of a block. They are restored, and the accepted tokens are fed again.
 RESTORED = {"deepseek_v41"}
 
 
 class Counted:
-    """A model that notes the length of every block it is fed, and makes the cache that a test wants."""
+    """A model that records the length of every block, and can make a special cache for a test."""
 
     def __init__(self, model: Any, make: Callable[[], list[Any]] | None = None) -> None:
         self.model, self.layers = model, model.layers
@@ -59,7 +59,7 @@ class Counted:
 
 @cache
 def model_of(family: str) -> Counted:
-    # With a window in every other layer, as it comes, llama would be one more sliding model.
+    # By default llama has a window in every second layer here. Then it would be another sliding-window model.
     full = {"layer_types": None, "sliding_window": None, "head_dim": 32}
     with patch.dict(CONFIGS, {"llama": CONFIGS["llama"] | full}):
         model = build(family.split()[0])
@@ -69,7 +69,7 @@ def model_of(family: str) -> Counted:
 
 
 def tolerance(model: Any) -> float:
-    """How far log probabilities may be apart: nothing where the rows of a block are those of single steps."""
+    """The allowed distance of log probabilities. It is zero if the rows of a block equal those of single steps."""
     task = Task(tuple(PROMPT), 16)
     return 8 * noise(model, task, plain(model, task))
 
@@ -82,14 +82,14 @@ def allowed(family: str) -> float:
 
 
 def shape(layers: list[Any]) -> list[Any]:
-    """What caches that hold the same tokens have in common, whatever the order of their rows."""
+    """The parts of caches that are equal if they hold the same tokens, in any order of rows."""
     inner = [shape(list(c.caches)) if hasattr(c, "caches") else [] for c in layers]
     return [(type(c), getattr(c, "offset", 0), i) for c, i in zip(layers, inner, strict=True)]
 
 
 @cache
 def stepwise(family: str, n: int) -> tuple[list[Step], list[list[Any]]]:
-    """Plain decoding's steps, and a copy of its cache at each of them."""
+    """The steps of plain decoding, and a copy of the cache at each step."""
     model = model_of(family)
     layers = make_cache(model)
     steps, held = [], []
@@ -100,7 +100,7 @@ def stepwise(family: str, n: int) -> tuple[list[Step], list[list[Any]]]:
 
 
 class Exit(NamedTuple):
-    """The steps that a consumer got, the generator if it is still open, and whether it gave the right reason."""
+    """The steps that a consumer got, the generator if it is still open, and whether the finish reason is right."""
 
     steps: list[Any]
     generator: Any = None
@@ -108,7 +108,7 @@ class Exit(NamedTuple):
 
 
 class Startable(Protocol):
-    """A drafted run that is still to be started."""
+    """A drafted run that has not started yet."""
 
     @property
     def steps(self) -> Callable[..., Any]: ...
@@ -148,20 +148,20 @@ def tokenizer(*eos: int) -> Any:
 
 
 def lookup(model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Any:
-    """speculative_generate_step with a drafter of the test's, whose drafts are fed whatever they cost."""
+    """speculative_generate_step with a drafter of a test. All drafts are fed, at any cost."""
     step = GENERATE.speculative_generate_step
     arguments = {"draft_strategy": drafter, "num_draft_tokens": K, "disable_adaptive_gate": True}
     return step(mx.array(prompt), model, **arguments, **kwargs)
 
 
 def stream(tokenizer: Any, model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Iterator[Any]:
-    """stream_generate with a drafter of the test's."""
+    """stream_generate with a drafter of a test. All drafts are fed, at any cost."""
     arguments = {"draft_strategy": drafter, "num_draft_tokens": K, "disable_adaptive_gate": True}
     yield from stream_generate(model, tokenizer, mx.array(prompt), **arguments, **kwargs)
 
 
 def seeded(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[Step]:
-    """Plain decoding, from the seed that the drafted run gets."""
+    """Plain decoding with the same seed as the drafted run."""
     mx.random.seed(7)
     return list(generate_step(mx.array(prompt), model, max_tokens=n, **kwargs))
 
@@ -171,7 +171,7 @@ def scripted(prompt: list[int], steps: list[Step]) -> Scripted:
 
 
 def reference(model: Any, prompt: list[int], n: int, drafter: Scripted) -> tuple[list[tuple[int, bool]], DraftStats]:
-    """Greedy speculative decoding on copies: what a block was fed never stays, right tokens are fed one by one."""
+    """Greedy speculative decoding without rollback: a block runs on a copy, and right tokens are fed one by one."""
     from mlx_lm.draft import DraftStats
 
     layers, stats = make_cache(model), DraftStats()
@@ -198,7 +198,7 @@ def reference(model: Any, prompt: list[int], n: int, drafter: Scripted) -> tuple
 
 
 def mutant(function: Callable[..., Any], right: str, wrong: str) -> Callable[..., Any]:
-    """The function with one piece of its source replaced: a fault that no patch of a name can plant."""
+    """A copy of a function with one piece of its source replaced, for faults that patching a name cannot plant."""
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(right) == 1, f"{right!r} is not in the source once"
     names = dict(vars(sys.modules[function.__module__]))

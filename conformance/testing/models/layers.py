@@ -1,4 +1,4 @@
-"""Record or replace the calls of a model's layers, whatever the model keeps them in."""
+"""Intercept the calls of the layers of a model, however the model stores them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-# Gets the layer, what calls it, and the arguments of the call; returns what the layer is to return.
+# Gets the layer, its original call and the arguments. Returns the output of the layer.
 Tap = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 @contextmanager
 def tapped(model: Any, tap: Tap) -> Iterator[None]:
-    """Let a function make every call of a layer.
+    """Send every call of a layer through a function.
 
-    The class of the layers is changed for that, not the list that they are in: a model may walk another list.
+    This patches the class of the layers, not a list of them, because a model may use another list.
     """
     layers = {id(layer) for layer in model.layers}
 

@@ -1,4 +1,4 @@
-"""Models of random weights on disk, so that a server can load them; a token is a character."""
+"""Models with random weights on disk, for a server to load. Each token is a character."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from conformance import FIXTURE
 from conformance.testing.models.architectures import CONFIGS, build
 
 CHARACTERS = string.ascii_letters + string.digits + "._"
-# The models have no such token, so only a limit or a stop word ends an answer.
+# The models never give this token, so only a limit or a stop word ends an answer.
 END = len(CHARACTERS)
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}_{% endfor %}"
 
 
 def save(name: str, folder: Path) -> Path:
-    """Write the model of an architecture with a tokenizer, and return where they are.
+    """Write the model of an architecture with a tokenizer. Returns the folder.
 
-    A text is encoded as it was decoded: a prompt that goes on from an answer holds the tokens of the answer.
+    Encoding a decoded text gives the same tokens, so a prompt that contains an answer contains its tokens.
     """
     config = CONFIGS[name] | {"model_type": name, "eos_token_id": END}
     assert config["vocab_size"] == len(CHARACTERS)
@@ -45,7 +45,7 @@ def save(name: str, folder: Path) -> Path:
 
 
 def as_qwen2(folder: Path) -> Path:
-    """The fixture as a qwen2, which can be a pipeline: its only other weights are biases, which are zero."""
+    """The fixture as a qwen2 model, which supports pipelines. The additional weights are biases of zero."""
     made = folder / "qwen2"
     made.mkdir()
     for path in FIXTURE.glob("*token*"):

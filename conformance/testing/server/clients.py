@@ -1,4 +1,4 @@
-"""Clients that ask a server at once, and the right answers to compare with."""
+"""Clients that send requests at the same time, and the right answers to compare with."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from conformance.testing.texts.workloads import Message, chat, fenced
 SEED, CLIENTS = 5, 8
 EDIT: list[Message] = chat(f"Change `total` to `count`.\n{fenced(CODE)}")
 GATE_OFF: Body = {"draft_type": "suffix", "disable_adaptive_gate": True}
-# Two tokens a forward pass at the most, so that a long answer is long.
+# At most two tokens in each forward pass, so that a long answer takes long.
 SLOWLY: Body = GATE_OFF | {"num_draft_tokens": 1}
-# The end tokens of the fixture are forbidden.
+# Forbids the end tokens of the fixture.
 ENDLESS: Body = {"max_tokens": 300, "logit_bias": {"0": -100, "4": -100}}
 LONG = Request(CHAT, {"messages": EDIT, **ENDLESS})
 SHORT = Request(CHAT, {"messages": chat("Quote."), "max_tokens": 4})
 
 
 class Reference:
-    """The right answers, each computed once by a server that drafts nothing, serves nobody else and caches nothing."""
+    """The right answers. A server without drafts, other clients and caches computes each of them once."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -39,7 +39,7 @@ class Reference:
 
 
 class Reader(threading.Thread):
-    """A client that reads a stream; it is made when the first piece has come."""
+    """A client that reads a stream in a thread. The constructor returns after the first piece."""
 
     def __init__(self, client: Client, request: Request) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""How a drafted answer may end, and what the next request, which goes on from its prompt cache, has to give."""
+"""Check each way a drafted answer can end, and the next request, which reuses its prompt cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEXT = 12
 class Case(NamedTuple):
     model: str
     ending: str
-    # How many characters, tokens or events come before the end, or the word that stops the answer.
+    # The number of characters, tokens or events before the end, or the stop word.
     place: int | str
     prompt: str
 
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 def _random_text(i: int) -> str:
-    """No two of these share a prefix, and all are longer than the window of the model that has one."""
+    """Texts without common prefixes. All are longer than the sliding window of the model that has one."""
     letters = string.ascii_letters[i:] + string.ascii_letters[:i]
     return letters[:20] + letters[3:9] + letters[:7]
 
@@ -36,7 +36,7 @@ def _edit(i: int) -> str:
     return f"<|user|>{i}. {EDITS[i % len(EDITS)]}\n{fenced(CODE)}<|end|><|assistant|>"
 
 
-# The stop words of the other models are what comes up at three places in a row.
+# For the other models the stop words are found at three places in a row.
 ENDINGS: list[tuple[str, int | str]] = [
     ("length", 5),
     ("length", 17),
@@ -64,12 +64,12 @@ CASES = _cases()
 
 
 def nearly(answer: str, every: int) -> str:
-    """The answer with a wrong character now and then, so that drafts are right up to places of all kinds."""
+    """The answer with a wrong character at intervals, so that drafts are right up to many different places."""
     return "".join("0" if i % every == 7 else c for i, c in enumerate(answer))
 
 
 def _stop_word(answer: str, place: int | str) -> str:
-    """What comes up at this place of the answer for the first time."""
+    """A text that occurs at this place of the answer for the first time."""
     if isinstance(place, str):
         return place
     for end in range(place + 1, len(answer)):
@@ -79,7 +79,7 @@ def _stop_word(answer: str, place: int | str) -> str:
 
 
 def _ending(case: Case, answer: str) -> tuple[Body, int | None, str | None]:
-    """What makes an answer end: fields of its request, events after which the client leaves, the reason it then has."""
+    """The end of an answer: fields of the request, the events after which the client leaves, and the finish reason."""
     if case.ending == "length":
         return {"max_tokens": case.place}, None, "length"
     if case.ending == "stop":
@@ -90,7 +90,7 @@ def _ending(case: Case, answer: str) -> tuple[Body, int | None, str | None]:
 
 
 def check_the_next_request(server: Server, right: Callable[[Request], Answer], model: Path, case: Case) -> None:
-    """Draft for an answer that ends as the case says, and go on from it, drafted and not."""
+    """Send a drafted request that ends as the case says. Then send the next request, with and without drafts."""
     body: Body = {"model": str(model), "prompt": case.prompt, "max_tokens": LENGTH}
     whole = right(Request(TEXT, body))
     fields, leave_after, reason = _ending(case, whole.text)
@@ -103,7 +103,7 @@ def check_the_next_request(server: Server, right: Callable[[Request], Answer], m
     answer = send(server, first)
     assert (answer.text, answer.finish_reason) == (right(first).text, reason) or leave_after, f"another text in {case}"
     if leave_after is not None:
-        # Served alone: when it is answered, the one that was left has come to its end.
+        # This request is served alone. Its answer shows that the abandoned request has ended.
         send(server, Request(TEXT, {"model": str(model), "prompt": ".", "max_tokens": 1, "seed": 1}))
     go_on = Request(TEXT, body | {"prompt": case.prompt + whole.text + "abc", "max_tokens": NEXT}, draft)
     for request in (go_on.plain, go_on):

@@ -1,4 +1,4 @@
-"""A real `mlx_lm.server` process on loopback, and a small client: what the tests of the server share.
+"""Start a real `mlx_lm.server` process on loopback, and talk to it with a small client.
 
 with serve("--draft-type", "auto") as server:
     answer = server.post({"messages": [...], "max_tokens": 8})
@@ -25,24 +25,24 @@ import requests
 from conformance import FIXTURE
 
 CHAT = "/v1/chat/completions"
-# Compiled functions would cost the start of a C++ compiler each.
+# Each compiled function would start a C++ compiler.
 FAST = {"MLX_DISABLE_COMPILE": "1"}
 TEXT = "/v1/completions"
-# No answer takes this long: a request that does is one that hangs.
+# No answer takes this long: such a request hangs.
 TIMEOUT = 60.0
-# Loading a large model from a slow disk takes this long at the most.
+# The longest time to load a large model from a slow disk.
 START_TIMEOUT = 300.0
 TAIL = 4000
 ABORT = "terminate called without an active exception\n"
 
 
 class ServerFailed(AssertionError):
-    """The server did not start, died or did not stop; the end of its log is in the message."""
+    """The server did not start, died or did not stop. The message has the end of its log."""
 
 
 @dataclass
 class Stream:
-    """What came of a streamed request: the events, and whether the stream was ended as it should be."""
+    """The events of a streamed request, and whether the stream ended correctly."""
 
     status: int
     events: list[dict[str, Any]]
@@ -77,18 +77,18 @@ class Client:
         return bool(requests.get(self.url + "/health", timeout=self.timeout).status_code == 200)
 
     def raw(self, request: bytes) -> bytes:
-        """Send bytes as they are, say that no more will follow, and read until the server closes."""
+        """Send raw bytes, close the sending side, and read until the server closes."""
         host, port = self.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=self.timeout) as connection:
             connection.sendall(request)
-            # A server that has answered and closed already is fine.
+            # The server may have answered and closed already.
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def read_stream(response: requests.Response) -> Stream:
-    """The events of a whole answer; comments, which keep the connection alive, are skipped."""
+    """The events of a whole answer. Comments, which keep the connection alive, are skipped."""
     lines = [line for line in response.content.decode().split("\n\n") if line.startswith("data: ")]
     done = bool(lines) and lines[-1] == "data: [DONE]"
     events = [json.loads(line.removeprefix("data: ")) for line in lines[: -1 if done else None]]
@@ -96,7 +96,7 @@ def read_stream(response: requests.Response) -> Stream:
 
 
 class Server(Client):
-    """A client of a server that runs in a process of its own."""
+    """A client of a server that runs in its own process."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         super().__init__(f"http://127.0.0.1:{port}")
@@ -125,15 +125,15 @@ class Server(Client):
             raise ServerFailed(f"the server ended with {self.process.returncode}\n{self.log[-TAIL:]}")
 
     def stop(self) -> None:
-        """End it as Ctrl-C does; what it saves on the way out is saved."""
+        """End the server as Ctrl-C does, so that it saves what it saves at exit."""
         self.check_alive()
         self.process.send_signal(signal.SIGINT)
         try:
             code = self.process.wait(self.timeout)
         except subprocess.TimeoutExpired:
             raise ServerFailed(f"the server did not stop\n{self.log[-TAIL:]}") from None
-        # A thread that generated may still free its mlx state while Python ends, and then waits for a lock that is
-        # gone, which is an abort (mlx 0.32.4, Python 3.11); all that the server does on its way out is done by then.
+        # While Python ends, a generation thread may still free its mlx state. Then it waits for a lock that no longer
+        # exists, and the process aborts (mlx 0.32.4, Python 3.11). The server has finished its own work by then.
         if code != 0 and not (code == -signal.SIGABRT and self.log.endswith(ABORT)):
             raise ServerFailed(f"the server stopped with {code}\n{self.log[-TAIL:]}")
 
@@ -146,12 +146,12 @@ def free_port() -> int:
 
 @contextmanager
 def serve(*args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """A server of a model with further options of its command line; it is healthy when it is yielded.
+    """Start a server, and yield it once it is healthy.
 
     Args:
         args: options of mlx_lm.server.
-        model: what it loads.
-        env: variables beside those of this process.
+        model: the model to load.
+        env: environment variables, added to those of this process.
     """
     port = free_port()
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
@@ -163,7 +163,7 @@ def serve(*args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = 
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
-                # A shell lets what it runs in the background ignore Ctrl-C, and a child inherits that.
+                # Background processes of a shell ignore Ctrl-C, and their children inherit that.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         server = Server(process, port, log)

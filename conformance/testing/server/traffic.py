@@ -1,4 +1,4 @@
-"""Requests of every kind for a server: how they are drawn, sent, and judged by the text of plain decoding."""
+"""Draw random requests of every kind, send them to a server, and compare the answers with plain decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for name, value in rows:
 print(total, text)"""
 EDITED = CODE.replace("total", "count")
 
-# What a request may say of drafting, and the strategy that its answer has to name.
+# The drafting fields of a request, and the strategy that its answer has to name.
 DRAFTS: list[tuple[Body, str]] = [
     ({"draft_type": "auto"}, "EditStrategy"),
     ({"draft_type": "suffix", "num_draft_tokens": 16, "disable_adaptive_gate": True}, "SuffixStrategy"),
@@ -41,20 +41,20 @@ DRAFTS: list[tuple[Body, str]] = [
         "NgramModStrategy",
     ),
 ]
-# The longest draft that "auto" asks for.
+# The longest draft of "auto".
 MOST_DRAFTED = 15
 
 NAMES = [("total", "count"), ("value", "item"), ("name", "key"), ("text", "list")]
 EDITS = [f"Change `{old}` to `{new}`." for old, new in NAMES]
-# They come up in the middle of what the answers copy.
+# They occur in the middle of the text that the answers copy.
 STOPS = ["rows:", "limit:\n", ["value:", "append"], [" if", "zzz"], '": "']
-# Each of them changes the text of an edit, or it would prove nothing.
+# Each of them changes the text of an edit. Otherwise it would prove nothing.
 PENALTIES: list[Body] = [
     {"repetition_penalty": 1.6},
     {"presence_penalty": 2.0, "frequency_penalty": 2.0},
     {"logit_bias": {"11": 3.0, "203": -20.0}},
 ]
-# Without a seed the text is anybody's guess.
+# Without a seed the text is unpredictable.
 SAMPLINGS: list[Body] = [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}]
 TOOLS: list[Body] = [{"type": "function", "function": {"name": "show", "parameters": {"type": "object"}}}]
 MALFORMED: list[Any] = [
@@ -71,16 +71,16 @@ MALFORMED: list[Any] = [
 
 @dataclass(frozen=True)
 class Request:
-    """A request; the ones with the same path and body have the same text.
+    """A request. Requests with the same path and body get the same text.
 
     Args:
-        path: where it goes.
-        body: what it says beside drafting.
-        draft: what it says of drafting.
-        strategy: what has to draft for it.
-        streamed: whether the answer comes in events.
-        leave_after: events after which the client is gone, for an answer that it does not read to the end.
-        malformed: a body in place of the others that the server must refuse.
+        path: the path on the server.
+        body: the fields other than drafting.
+        draft: the fields of drafting.
+        strategy: the strategy that has to draft for it.
+        streamed: whether the answer is a stream of events.
+        leave_after: the number of events after which the client leaves. None means that it reads to the end.
+        malformed: a body that the server must refuse, in place of the others.
     """
 
     path: str
@@ -97,12 +97,12 @@ class Request:
 
     @property
     def plain(self) -> Request:
-        """A request for the same text that is not drafted, and read at once."""
+        """The same request without drafting and without streaming."""
         return Request(self.path, self.body)
 
     @property
     def is_random(self) -> bool:
-        """Whether it is drawn without a seed."""
+        """Whether the server samples without a seed."""
         return "temperature" in self.body and "seed" not in self.body
 
 
@@ -116,7 +116,7 @@ class Answer:
 
     @property
     def draft(self) -> Body:
-        """What the answer says of drafting, empty without."""
+        """The statistics of drafting in the answer. Empty without drafting."""
         counts: Body = self.usage.get("completion_tokens_details", {}).get("draft", {})
         return counts
 
@@ -128,7 +128,7 @@ class Answer:
 def _conversation(rng: random.Random) -> tuple[str, Body]:
     edit = rng.choice(EDITS)
     make = rng.choice([json_edit, json_lookup, tool_call])
-    # Several share the code before the question, or the whole prompt.
+    # Several requests share the code before the question, or the whole prompt.
     system = {"role": "system", "content": fenced(CODE)}
     conversations: list[tuple[str, Body]] = [
         (CHAT, {"messages": [system, *chat(edit)]}),
@@ -142,7 +142,7 @@ def _conversation(rng: random.Random) -> tuple[str, Body]:
 
 
 def draw_body(rng: random.Random) -> tuple[str, Body]:
-    """What a random request says beside drafting."""
+    """A random body, without the fields of drafting."""
     path, body = _conversation(rng)
     body["max_tokens"] = rng.choice([1, 8, 12, 20])
     if rng.random() < 0.25:
@@ -150,7 +150,7 @@ def draw_body(rng: random.Random) -> tuple[str, Body]:
     if rng.random() < 0.2:
         body |= rng.choice(PENALTIES)
     if rng.random() < 0.1:
-        # A request with a seed is served alone.
+        # The server serves a request with a seed alone.
         body["seed"] = 1
     if rng.random() < 0.15:
         body |= rng.choice(SAMPLINGS)
@@ -158,13 +158,13 @@ def draw_body(rng: random.Random) -> tuple[str, Body]:
 
 
 def draw(rng: random.Random, bodies: Sequence[tuple[str, Body]]) -> Request:
-    """A request with one of the bodies, drafted or not, streamed or not, good or bad."""
+    """A random request with one of the bodies: drafted or not, streamed or not, valid or malformed."""
     path, body = rng.choice(bodies)
     if rng.random() < 0.08:
         return Request(path, body, malformed=rng.choice(MALFORMED))
     draft, strategy = rng.choice(DRAFTS) if rng.random() < 0.6 else ({}, "")
     if body.keys() & {"temperature", *(name for penalty in PENALTIES for name in penalty)}:
-        # A margin is for greedy decoding without penalties.
+        # A draft margin needs greedy decoding without penalties.
         draft = {name: value for name, value in draft.items() if name != "draft_margin"}
     leave_after = rng.randint(1, 12) if rng.random() < 0.1 else None
     streamed = leave_after is not None or rng.random() < 0.4
@@ -202,7 +202,7 @@ def read_events(stream: Stream) -> Answer:
 
 
 def follow(client: Client, path: str, body: Body) -> Generator[str, None, None]:
-    """The pieces of text of a stream, as they come; the connection is closed with the generator."""
+    """The pieces of text of a stream as they come. Closing the generator closes the connection."""
     url = client.url + path
     with requests.post(url, json=body | {"stream": True}, timeout=client.timeout, stream=True) as response:
         assert response.status_code == 200, response.text
@@ -221,7 +221,7 @@ def leave(client: Client, request: Request, body: Body) -> Answer:
 
 
 def judge(request: Request, answer: Answer, right: Answer) -> None:
-    """Compare an answer with the one that a server gave the plain request when it had no other."""
+    """Compare an answer with the right one: that of a server with only the plain request."""
     if request.malformed is not None:
         assert answer.status == 400, answer
         assert answer.error, answer
@@ -245,7 +245,7 @@ def judge(request: Request, answer: Answer, right: Answer) -> None:
 
 
 def judge_counts(request: Request, answer: Answer) -> None:
-    """Each pass gives a token and those that it accepts. One more is fed the last token, or that was in a draft."""
+    """Check the counts: a pass gives one token and the accepted ones. An undrafted last token costs one more pass."""
     draft, n_tokens = answer.draft, answer.usage["completion_tokens"]
     assert draft.get("strategy") == request.strategy, answer
     assert 0 <= draft["accepted"] <= draft["drafted"], answer

@@ -1,1 +1,1 @@
-"""Texts that answers repeat, and token streams of such answers."""
+"""Texts that an answer repeats, and token streams of such answers."""

@@ -1,7 +1,7 @@
-"""Edits that are made all over a text: a drafter loses its place in them, and can learn what is being changed.
+"""Edits all over a text. A drafter easily loses its place in them, but it can learn the change.
 
-An edit takes a text and returns the edited one. ``draw`` makes a conversation of one, from modules of the standard
-library, records or tables.
+An edit takes a text and returns the edited text. ``draw`` makes a conversation with an edit of a module of the standard
+library, of records or of a table.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from conformance.testing.texts.workloads import (
 from conformance.testing.texts.workloads import records as draw_records
 
 Edit = Callable[[random.Random, str], str]
-# About as long is a row of a table.
+# The approximate length of a table row, in characters.
 ROW_CHARS = 40
 
 _SYLLABLES = "ba ce di fo gu ka le mi no pu ra se ti vo xu za".split()
 
 
 def _name(rng: random.Random) -> str:
-    """A name of several tokens that no text has."""
+    """A new name of several tokens that occurs in no text."""
     return "_".join("".join(rng.choices(_SYLLABLES, k=2)) for _ in range(rng.choice((2, 3))))
 
 
@@ -71,7 +71,7 @@ def quotes(rng: random.Random, code: str) -> str:
 
 
 def private(rng: random.Random, code: str) -> str:
-    """Attributes become private ones."""
+    """Make attributes private."""
     return re.sub(r"\bself\.(?=[a-z])", "self._", code)
 
 
@@ -84,7 +84,7 @@ def crlf(rng: random.Random, code: str) -> str:
 
 
 def traced(rng: random.Random, code: str) -> str:
-    """A line after the head of each function."""
+    """Add a line after the head of each function."""
     return re.sub(r"^( *)(def .*:)$", r"\1\2\n\1    trace(locals())", code, flags=re.M)
 
 
@@ -97,14 +97,14 @@ def uncommented(rng: random.Random, code: str) -> str:
 
 
 def called(rng: random.Random, code: str) -> str:
-    """One function is called as another one's method, with one argument more."""
+    """Call a function as a method of another name, with one more argument."""
     heads = re.findall(r"\b([a-z_]{3,})\(", code)
     name = max(sorted(set(heads)), key=heads.count) if heads else "print"
     return re.sub(rf"(?<!def )\b{name}\(", f"tools.{name}(context, ", code)
 
 
 def here_and_there(rng: random.Random, code: str) -> str:
-    """Some lines are replaced and some are dropped."""
+    """Replace some lines, and drop others."""
     lines = []
     for line in code.split("\n"):
         chance = rng.random()
@@ -182,19 +182,19 @@ TABLES: dict[str, Edit] = {edit.__name__: edit for edit in (column_dropped, colu
 
 
 def half_way(rng: random.Random, code: str) -> str:
-    """A name is renamed in the first half only."""
+    """Rename a name in the first half only."""
     return rename_one(rng, code[: len(code) // 2]) + code[len(code) // 2 :]
 
 
 def in_one_function(rng: random.Random, code: str) -> str:
-    """A name that stands everywhere is renamed between two heads of functions."""
+    """Rename a name in one function only, although it occurs everywhere."""
     parts = re.split(r"(?m)^(?= *def )", code)
     names = _most_used(rng, code, 1, 3)
     return "".join(_rename(rng, part, names) if i % 4 == 2 else part for i, part in enumerate(parts))
 
 
 def moved(rng: random.Random, code: str) -> str:
-    """Blocks change places."""
+    """Move blocks to other places."""
     blocks = re.split(r"(?m)^(?= *(?:def|class) )", code)
     for _ in range(max(1, len(blocks) // 4)):
         blocks.insert(rng.randrange(len(blocks)), blocks.pop(rng.randrange(len(blocks))))
@@ -235,7 +235,7 @@ def _text(rng: random.Random, corpus: Corpus, name: str, chars: int) -> str:
 
 
 def ask(rng: random.Random, corpus: Corpus, name: str, chars: int) -> list[Message]:
-    """A text of about ``chars`` characters, and what it is after the edit; empty if it has nothing to edit."""
+    """A request to edit a text of about ``chars`` characters, with its answer. Empty if there is nothing to edit."""
     text = _text(rng, corpus, name, chars)
     edited = EDITS[name](rng, text)
     if edited == text:
@@ -247,7 +247,7 @@ def ask(rng: random.Random, corpus: Corpus, name: str, chars: int) -> list[Messa
 
 
 def turns(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
-    """Three edits of one file, of which only the first shows it."""
+    """Three edits of one file. Only the first request shows the file."""
     messages: list[str] = []
     text = corpus.snippet(rng, chars // 3)
     for edit in rng.sample(list(CODE.values()), 3):
@@ -259,5 +259,5 @@ def turns(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
 
 
 def draw(rng: random.Random, corpus: Corpus, name: str, chars: int) -> list[Message]:
-    """A conversation of one of ``NAMES``."""
+    """A conversation for one of ``NAMES``."""
     return turns(rng, corpus, chars) if name == "turns" else ask(rng, corpus, name, chars)

@@ -1,7 +1,8 @@
-"""Token streams whose answers are known: what a drafter sees when the model is always right.
+"""Token streams with known answers. They take the place of a model.
 
-The texts are drawn from ``texts.workloads`` and ``texts.edits`` with a seed, so a seed names a stream on
-every machine with the same Python standard library. Two workloads are made to hurt: "ambiguous" and "bait".
+The texts are drawn from ``texts.workloads`` and ``texts.edits`` with a seed, so a seed gives the same
+stream on every machine with the same Python standard library. Two workloads are bad cases on purpose: "ambiguous" and
+"bait".
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from conformance.testing.texts import edits, workloads
 from conformance.testing.texts.workloads import KINDS, Corpus, Message
 
 SIZES = (300, 1000, 2000)
-# A token of the fixture's vocabulary is about as many characters long.
+# The approximate length of a token of the fixture, in characters.
 CHARS_PER_TOKEN = 2.5
-# More than the tokens of either tokenizer here, and as many as those of large models.
+# Larger than both vocabularies here, and as large as those of large models.
 VOCAB = 2**18 - 1
 
 Encode = Callable[[str], list[int]]
@@ -29,7 +30,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class Request:
-    """What a model is asked, with the whole conversation before it, and what it says."""
+    """A request: the prompt with the whole conversation, and the known answer."""
 
     prompt: list[int]
     answer: list[int]
@@ -59,14 +60,14 @@ def bpe() -> Encode:
 
 @cache
 def words() -> Encode:
-    """One token a word, as the large vocabularies of real models nearly have: about 4 characters each."""
+    """A tokenizer with one token for each word. Real models with large vocabularies are close: 4 characters a token."""
     ids: dict[str, int] = {}
     pattern = re.compile(r"<\|\w+\|>| ?[A-Za-z]+|\d|\n *| +|[^\w\s]{1,2}|\S")
     return lambda text: [ids.setdefault(piece, len(ids)) for piece in pattern.findall(text)]
 
 
 def conversation(messages: list[Message], encode: Encode) -> Iterator[Request]:
-    """The requests of a conversation, in the fixture's chat template."""
+    """The requests of a conversation, in the chat template of the fixture."""
     history: list[int] = []
     eos = tuple(encode("<|end|>"))
     for message in messages:
@@ -80,17 +81,17 @@ def conversation(messages: list[Message], encode: Encode) -> Iterator[Request]:
 
 
 def ambiguous(rng: random.Random, size: int) -> Request:
-    """A few 3-grams in random order: the end of the sequence always matches, what follows is chance."""
+    """A few 3-grams in random order. The end of the sequence always matches, but the next token is random."""
     grams = [[rng.randrange(16) for _ in range(3)] for _ in range(12)]
     tokens = [token for _ in range(2 * size // 3) for token in rng.choice(grams)]
     return Request(tokens[:size], tokens[size:])
 
 
 def bait(rng: random.Random, size: int) -> Request:
-    """Passages that were seen before, each of which stops matching as soon as it looks like a copy.
+    """Repeated passages, each of which stops matching as soon as it looks like a copy.
 
-    A piece of the past is said again, and what follows it is never what followed it before. The lengths are those at
-    which a drafter begins to trust a match.
+    The answer repeats earlier pieces, and another token than before follows each piece. The lengths of the pieces are
+    those at which a drafter begins to trust a match.
     """
     tokens = [rng.randrange(1000) for _ in range(size // 2)]
     while len(tokens) < 2 * size:
@@ -111,7 +112,7 @@ def corpus() -> Corpus:
 
 
 def stream(name: str, size: int, seed: int, corpus: Corpus, encode: Encode) -> Stream:
-    """A stream of about ``size`` tokens of prompt, and of answer where the answer repeats the prompt."""
+    """A stream with about ``size`` tokens of prompt, and as many of answer if the answer repeats the prompt."""
     rng = random.Random(f"{name} {size} {seed}")
     if name in ADVERSARIES:
         return Stream(name, size, seed, (ADVERSARIES[name](rng, size),))
@@ -119,7 +120,7 @@ def stream(name: str, size: int, seed: int, corpus: Corpus, encode: Encode) -> S
         source = edits if name in edits.NAMES else workloads
         messages = source.draw(rng, corpus, name, int(size * CHARS_PER_TOKEN))
         requests = tuple(conversation(messages, encode))
-        # A module may end early, and then the text is short.
+        # A module may be too short for the text.
         if requests and len(requests[-1].prompt) + len(requests[-1].answer) > size * 0.6:
             return Stream(name, size, seed, requests)
 
@@ -130,5 +131,5 @@ def streams(
     encode: Encode | None = None,
     names: Sequence[str] = NAMES,
 ) -> list[Stream]:
-    """Workloads at all sizes, from modules that no prior was chosen on."""
+    """Workloads of all sizes, from modules that were not used to choose the defaults of drafters."""
     return [stream(name, size, seed, corpus(), encode or bpe()) for name in names for size in sizes for seed in seeds]

@@ -1,8 +1,7 @@
-"""Conversations whose answers repeat their prompts: edits, records, quotes, and prose that repeats nothing.
+"""Conversations with answers that repeat their prompts: edits, records, quotes. Also prose that repeats nothing.
 
-One generator serves the training of the fixture, the demo and the tests. Everything is drawn from a seeded
-``random.Random``, so a seed names a conversation on every machine (given the same Python standard library for
-``Corpus``; ``records`` needs nothing).
+The training of the fixture, the demo and the tests use these. Everything is drawn from a seeded ``random.Random``, so
+a seed gives the same conversation on every machine. ``Corpus`` also needs the same Python standard library.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _CITIES = "Oslo Lima Rome Cairo Delhi Paris Tokyo Quito Accra Minsk Turin Porto 
 
 @dataclass
 class Corpus:
-    """The Python standard library as code and prose; every 16th module is held out of training."""
+    """The Python standard library as code and prose. Every 16th module is held out of training."""
 
     code: list[list[str]] = field(default_factory=list)
     prose: list[str] = field(default_factory=list)
@@ -101,13 +100,12 @@ def chat(*turns: str) -> list[Message]:
     return [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
 
 
-# An edit takes a text and returns the sentence that asks for it and the edited text, or None if the text has
-# nothing to edit.
+# An edit takes a text. It returns the request in words and the edited text, or None if there is nothing to edit.
 Edit = Callable[[random.Random, str], tuple[str, str] | None]
 
 
 def named_plainly(rng: random.Random, code: str) -> str:
-    """The code with one of its names made a plain word, so that a small vocabulary has a token for it."""
+    """The code with one name replaced by a common word, so that a small vocabulary has a token for it."""
     names = sorted(set(IDENTIFIER.findall(code)) - KEYWORDS)
     if not names:
         return code
@@ -116,7 +114,7 @@ def named_plainly(rng: random.Random, code: str) -> str:
 
 
 def rename(rng: random.Random, code: str) -> tuple[str, str] | None:
-    """A plain word that is no part of another name becomes another one."""
+    """Rename a common word that is not part of another name."""
     names = [word for word in _WORDS if 0 < code.count(word) == len(re.findall(rf"\b{word}\b", code))]
     if not names:
         return None
@@ -183,7 +181,7 @@ def record_line(record: Record) -> str:
 
 
 def json_edit(rng: random.Random, count: int) -> list[Message]:
-    """All records, with one value changed wherever it stands."""
+    """Repeat all records with one value changed everywhere."""
     rows = records(rng, count)
     key, values = rng.choice([("city", _CITIES), ("type", _WORDS)])
     old = rng.choice(rows)[key]
@@ -194,7 +192,7 @@ def json_edit(rng: random.Random, count: int) -> list[Message]:
 
 
 def json_lookup(rng: random.Random, count: int) -> list[Message]:
-    """A few of the records, asked for by id."""
+    """Look up a few records by id."""
     rows = records(rng, count)
     wanted = rng.sample(rows, min(len(rows), rng.randint(1, 3)))
     ask = "Show record " + " and ".join(str(row["id"]) for row in wanted) + "."
@@ -203,7 +201,7 @@ def json_lookup(rng: random.Random, count: int) -> list[Message]:
 
 
 def edit_chat(rng: random.Random, code: str, turns: int, edits: tuple[Edit, ...] = CODE_EDITS) -> list[Message]:
-    """Edits of one text, turn after turn; only the first turn shows it. Empty if the text has nothing to edit."""
+    """Edits of one text, turn after turn. Only the first turn shows it. Empty if the text has nothing to edit."""
     messages: list[str] = []
     if rename in edits:
         code = named_plainly(rng, code)
@@ -218,7 +216,7 @@ def edit_chat(rng: random.Random, code: str, turns: int, edits: tuple[Edit, ...]
 
 
 def agent_turn(rng: random.Random, code: str) -> list[Message]:
-    """The answer first says what it changes, then gives the whole text."""
+    """The answer first explains the change, then gives the whole text."""
     done = replace(rng, code)
     if done is None:
         return []
@@ -232,7 +230,7 @@ def repeat(text: str) -> list[Message]:
 
 
 def quote(rng: random.Random, text: str) -> list[Message]:
-    """One sentence of a text, found by how it starts."""
+    """Quote one sentence of a text, given its first words."""
     sentences = [s for s in re.split(r"(?<=[.;:]) ", text) if len(s.split()) > 4]
     if not sentences:
         return []
@@ -242,13 +240,13 @@ def quote(rng: random.Random, text: str) -> list[Message]:
 
 
 def outline(code: str) -> list[Message]:
-    """The first lines of all functions and classes."""
+    """List the first lines of all functions and classes."""
     heads = [line.strip() for line in code.split("\n") if re.match(r"\s*(def|class) ", line)]
     return chat(f"List the functions.\n{fenced(code)}", fenced("\n".join(heads))) if heads else []
 
 
 def tool_call(rng: random.Random, count: int) -> list[Message]:
-    """A tool returns records, the answer shows one of them with a new type."""
+    """A tool returns records. The answer shows one of them with a new type."""
     rows = records(rng, count)
     row = dict(rng.choice(rows))
     row["type"] = rng.choice(_WORDS)
@@ -260,20 +258,20 @@ def tool_call(rng: random.Random, count: int) -> list[Message]:
 
 
 def ambiguous_text(rng: random.Random) -> Callable[[int], str]:
-    """Makes texts of a few 3-grams in random order: the end always matches, and what follows is chance."""
+    """Makes texts of a few 3-grams in random order. The end always matches, but the next token is random."""
     names = "item value count total first last node path".split()
     grams = [" ".join(rng.choice(names) for _ in range(3)) for _ in range(8)]
     return lambda n_grams: " ".join(rng.choice(grams) for _ in range(n_grams))
 
 
 def continuation(rng: random.Random, text: str, what: str) -> list[Message]:
-    """The second half of a text: hardly anything to copy."""
+    """The second half of a text, with hardly anything to copy."""
     cut = text.rfind(" ", 0, len(text) // 4) + 1
     return chat(f"Write {what}.\n{text[:cut]}", text[cut:])
 
 
 def draw(rng: random.Random, corpus: Corpus, kind: str, chars: int) -> list[Message]:
-    """A conversation of one kind whose text is about ``chars`` long; empty if the text drawn does not suit it."""
+    """A conversation of one kind, with a text of about ``chars`` characters. Empty if the text does not suit it."""
     if kind in EDITS:
         return edit_chat(rng, corpus.snippet(rng, chars), 1, (EDITS[kind],))
     return OTHERS[kind](rng, corpus, chars)

@@ -1,1 +1,1 @@
-"""Upstream's own tests pass as on the stock release."""
+"""Upstream's own tests give the same results as on the stock release."""

@@ -1,6 +1,6 @@
 """Upstream's own tests and those of the patches pass on the patched tree.
 
-They run offline: the one hub model that they load is a tiny one with random weights here.
+They run offline. A tiny model with random weights stands in for the one hub model that they load.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conformance.testing.tally import TALLY
 
 pytestmark = pytest.mark.patched_source
 
-# Those that upstream has as well are asked below.
+# Files that upstream has too are tested below.
 OWN = sorted({file for patch in PATCHES for file in own_tests(patch.read_text()) if Path(file).stem not in FILES})
 
 
@@ -34,14 +34,14 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_the_patched_tree_fails_nothing_more(trees: tuple[Path, Path]) -> None:
-    """The release is asked only for what fails with the series: that it fails there too."""
+    """Tests that fail with the series also fail on the release. Only these run on the release."""
     stock, patched = trees
     passed, failed = outcome(patched, [f"{name}.py" for name in FILES])
     assert passed > 100
     TALLY["examples"] += passed
     if not mx.metal.is_available():
         assert failed <= set(KNOWN)
-    # A sampled text differs in one run and not in another.
+    # A sampled text may differ between runs.
     steady = sorted(test for test in failed if KNOWN.get(test) != FLAT)
     assert not steady or set(steady) <= outcome(stock, steady)[1]
 
@@ -55,12 +55,12 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("file", OWN)
 def test_the_tests_of_the_patches_pass(file: str, patched: Path) -> None:
-    """Later patches keep what earlier ones test."""
+    """The tests of earlier patches still pass with the later patches."""
     done = run_tests(patched, file, *AS_ON_STOCK)
     assert done.returncode == 0, done.said[-3000:]
 
 
-# Faults of one line that no other test of the suite sees.
+# One-line faults that no other test of the suite finds.
 LIMIT = "return self._idx - n >= self.max_size"
 FAULTS = {
     "a full window trimmed at its limit": ("models/cache.py", LIMIT, f"{LIMIT} - 1", "tests/test_cache_trim.py"),

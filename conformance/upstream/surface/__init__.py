@@ -1,1 +1,1 @@
-"""The suite knows all that the release has."""
+"""The suite knows every model file, cache class, option and signature of the release."""

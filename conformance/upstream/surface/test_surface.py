@@ -1,4 +1,4 @@
-"""All that mlx-lm has is known to the suite: model files, cache classes, options, signatures.
+"""The suite knows every model file, cache class, option and signature of the installed mlx-lm.
 
 python -m conformance.series.surface TREE compares a source tree that is not installed.
 """
@@ -24,7 +24,7 @@ TREE = Path(mlx_lm.__file__).parent.parent
 
 
 def test_the_suite_knows_all_of_it() -> None:
-    """A release with something new fails with sentences that say what to register, and where."""
+    """If a release has something new, the error says what to record, and where."""
     assert complaints(TREE) == []
 
 
@@ -65,7 +65,7 @@ def test_the_public_names_are_there(module: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what is installed."""
+    """A copy of the installed package."""
     shutil.copytree(TREE / "mlx_lm", tmp_path / "mlx_lm", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
