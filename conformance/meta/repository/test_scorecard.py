@@ -1,16 +1,12 @@
-"""The scorecard shows the results of a run, and is not stale.
+"""The scorecard shows the results of runs, and is not stale.
 
-The tests plant each outcome of a test, a test in no row or in two, a row that no longer exists, and a table of other
-runs.
+What is planted: rows that are gone, a table of other runs.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -34,152 +30,12 @@ from conformance.scorecard.cells import (
     names,
 )
 from conformance.scorecard.page import page
-from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY, Row, find, part
+from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY
 from conformance.scorecard.table import filled, table
 from conformance.series.patches import DEFAULT, RELEASES
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
-
-CONFTEST = """
-from pathlib import Path
-import pytest
-from conformance.expectations.plugin import Plugin as Expectations
-from conformance.scorecard.plugin import Plugin
-from conformance.scorecard.rows import Row
-
-ROWS = (Row("import", "test_broken.py", "", ""), *(Row(name, "", "", "", r"\\\\[(.*)\\\\]") for name in NAMES))
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        item.add_marker(pytest.mark.contract(item.originalname.removeprefix("test_")))
-
-def pytest_configure(config):
-    about = dict.fromkeys(("release", "flavour", "mlx-lm", "mlx", "device", "python"), "1")
-    config.addinivalue_line("markers", "repository: about it")
-    config.addinivalue_line("markers", "contract(name): its row")
-    config.pluginmanager.register(Expectations(Path(__file__).with_name("expected.txt")), "expectations")
-    config.pluginmanager.register(Plugin(Path(__file__).with_name("card.json"), about, ROWS), "scorecard")
-"""
-TESTS = """
-import pytest
-from conformance.testing.tally import TALLY
-
-@pytest.fixture
-def before():
-    assert False, "before"
-
-@pytest.fixture
-def after():
-    yield
-    assert False, "after"
-
-@pytest.mark.parametrize("n", range(3))
-def test_passes(n):
-    TALLY["tokens"] += 7
-
-def test_fails():
-    assert False, "it is wrong"
-
-def test_expected():
-    TALLY["examples"] += 2
-    assert False
-
-def test_unexpected():
-    pass
-
-def test_skipped():
-    pytest.skip("no such chip")
-
-@pytest.mark.skip(reason="not here")
-def test_marked():
-    pass
-
-def test_setup(before):
-    pass
-
-def test_teardown(after):
-    pass
-
-def test_other():
-    pass
-
-@pytest.mark.repository
-def test_here():
-    pass
-"""
-EXPECTATIONS = """# Small numbers.
-test_some.py::test_expected
-test_some.py::test_unexpected
-"""
-NAMES = ["passes", "fails", "expected", "unexpected", "skipped", "marked", "setup", "teardown", "other", "here"]
-
-
-def outcomes(folder: Path, *arguments: str, names: Sequence[str] = NAMES) -> tuple[str, dict[str, Any]]:
-    """Run these tests without plugins that start slowly. Returns the output, and the rows of the file."""
-    (folder / "conftest.py").write_text(f"NAMES = {list(names)}\n{CONFTEST}".replace("\\\\", "\\"))
-    (folder / "test_some.py").write_text(TESTS)
-    (folder / "test_broken.py").write_text("import nothing_like_it\n")
-    (folder / "expected.txt").write_text(EXPECTATIONS)
-    (folder / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
-    options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", *arguments]
-    env = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", *options]
-    done = subprocess.run(command, cwd=folder, env=os.environ | env, capture_output=True, text=True)
-    card = folder / "card.json"
-    return done.stdout + done.stderr, json.loads(card.read_text()) if card.exists() else {}
-
-
-IN_ONE_PROCESS: list[str] = []
-IN_TWO = ["-p", "xdist", "-n", "2"]
-
-
-@pytest.mark.parametrize("how", [IN_ONE_PROCESS, IN_TWO])
-def test_each_outcome_and_its_reason(tmp_path: Path, how: list[str]) -> None:
-    said, card = outcomes(tmp_path, *how, "-k", "not other and not here")
-    assert card["whole"], said
-    assert f"scorecard: {tmp_path / 'card.json'}" in said
-    got = {
-        row: [(one["outcome"], one.get("reason", "").splitlines()[:1]) for one in tests.values()]
-        for row, tests in card["rows"].items()
-    }
-    broken = got.pop("import")
-    assert [outcome for outcome, _ in broken] == [FAILED]
-    assert got == {
-        "passes": [("passed", [])] * 3,
-        "fails": [(FAILED, ["AssertionError: it is wrong"])],
-        "expected": [(EXPECTED, ["Small numbers."])],
-        "unexpected": [(FAILED, ["[XPASS(strict)] Small numbers."])],
-        "skipped": [(SKIPPED, ["no such chip"])],
-        "marked": [(SKIPPED, ["not here"])],
-        "setup": [(FAILED, ["AssertionError: before"])],
-        "teardown": [(FAILED, ["AssertionError: after"])],
-        "other": [(LEFT_OUT, [])],
-        # "here" is about the repository, so leaving it out does not count for a release.
-    }
-    assert [test["part"] for test in card["rows"]["passes"].values()] == ["0", "1", "2"]
-    assert {test["tokens"] for test in card["rows"]["passes"].values()} == {7}
-    assert [test.get("examples") for test in card["rows"]["expected"].values()] == [2]
-
-
-def test_what_was_not_reached_is_left_out(tmp_path: Path) -> None:
-    _, card = outcomes(tmp_path, "-x", "--deselect", "test_some.py::test_marked", "--ignore", "test_broken.py")
-    assert {one["outcome"] for row in ("expected", "marked", "other") for one in card["rows"][row].values()} == {
-        LEFT_OUT
-    }
-
-
-def test_a_list_of_tests_leaves_no_file(tmp_path: Path) -> None:
-    said, card = outcomes(tmp_path, "--collect-only")
-    assert "scorecard: not written. Nothing was run." in said
-    assert card == {}
-
-
-def test_a_test_without_a_row_leaves_no_file(tmp_path: Path) -> None:
-    said, card = outcomes(tmp_path, names=NAMES[:-1])
-    assert "scorecard: not written. test_some.py::test_here falls in no row" in said
-    assert card == {}
 
 
 REASON = f"Because it is <so> {'and so ' * 9}on. And more."
@@ -409,54 +265,3 @@ def test_the_documents_show_the_runs_that_are_kept() -> None:
         assert page(runs) == html.read_text("utf-8"), (
             "run: python -m conformance.scorecard page docs/scorecard.json ..."
         )
-
-
-def test_every_file_of_tests_has_one_row_and_every_row_its_tests() -> None:
-    files = sorted((ROOT / "conformance").rglob("test_*.py"))
-    assert len(files) > 50
-    asked = {find(str(path.relative_to(ROOT))).name for path in files}
-    assert {row.name for row in ROWS if row.folder} == asked
-    assert len({row.name.split()[0] for row in ROWS}) == len(ROWS)
-
-
-def test_the_contracts_name_their_tests() -> None:
-    """A section for each contract of the scorecard, in this order, with every file of its folder."""
-    contracts = [row for row in ROWS if row.group == "contracts"]
-    _, *sections = (ROOT / "docs" / "contracts.md").read_text("utf-8").split("\n## ")
-    assert [section.split("\n", 1)[0] for section in sections] == [row.name for row in contracts]
-    for row, section in zip(contracts, sections, strict=True):
-        listed = set(re.findall(r"^- (conformance/\S+\.py):", section, re.MULTILINE))
-        own = {str(path.relative_to(ROOT)) for path in (ROOT / "conformance" / row.folder).glob("test_*.py")}
-        assert own <= listed
-        # The others have tests with the mark of this contract.
-        assert all("mark.contract(" in (ROOT / path).read_text("utf-8") for path in listed - own)
-
-
-def test_a_test_without_one_row_is_found() -> None:
-    rows = [Row("C1 x", "a", "", ""), Row("C2 y", "a/b", "", ""), Row("C3 z", "", "", "")]
-    assert find("conformance/a/test_a.py::test_x[1]", rows=rows).name == "C1 x"
-    assert find("a/test_a.py::test_y", "C3", rows).name == "C3 z"
-    for test, mark, said in (
-        ("b/test_a.py::test_x", "", "no row"),
-        ("a/test_a.py::test_x", "C4", "no row"),
-        ("a/b/test_a.py::test_x", "", "the rows C1 x and C2 y"),
-    ):
-        with pytest.raises(LookupError, match=said):
-            find(test, mark, rows)
-
-
-@pytest.mark.parametrize(
-    ("test", "mark", "row", "name"),
-    [
-        ("caches/test_cache_machines.py::test_machine[list of kv]", "", "cache kinds", "list of kv"),
-        ("architectures/test_architectures.py::test_parity[lfm2-vl-past the window]", "", "architectures", "lfm2-vl"),
-        ("architectures/test_single_steps.py::test_steps[lfm2-vl]", "", "architectures", "lfm2-vl"),
-        ("contracts/c3_exits/test_exits.py::import", "", "C3 exits", "exits"),
-        ("contracts/c3_exits/test_exits.py::test_it[C3 exits-llama]", "planted", "planted faults", "exits"),
-        ("contracts/c10_rows_are_alone/test_batch_drafts.py::test_a", "C1", "C1 snapshot", "batch_drafts"),
-        ("expectations/0.32.2-stock.txt:9", "", "series and scripts", "0.32.2-stock"),
-    ],
-)
-def test_rows_and_parts(test: str, mark: str, row: str, name: str) -> None:
-    found = find(f"conformance/{test}", mark)
-    assert (found.name, part(found, f"conformance/{test}")) == (row, name)
