@@ -36,7 +36,9 @@ def decode(model: object, tokenizer: object, prompt: list[int], max_tokens: int,
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=str(FIXTURE), help="a directory or a Hugging Face repo")
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--prompt-lookup-num-tokens", type=int, default=8)

@@ -51,7 +51,9 @@ def all_cases(adapter: Any, only: str | None) -> tuple[list[Any], dict[str, str]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.judging", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the JSON file")
     parser.add_argument("--adapter", help="an adapter of the suite or a file; default: the first that fits")
     parser.add_argument("--only", choices=PARTS, help="a part of the cases")

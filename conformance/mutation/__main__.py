@@ -209,7 +209,9 @@ def run(sample: int, seed: int, minutes: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["run", "ask"])
     parser.add_argument("--sample", type=int, default=SAMPLE, help="how many mutants, default %(default)s")
     parser.add_argument("--seed", type=int, default=SEED, help="which ones, default %(default)s")

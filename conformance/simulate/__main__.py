@@ -189,7 +189,9 @@ def show(rows: dict[str, Row], value: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--costs", choices=TABLES, default="cpu", help="the device that the block costs are of (default: %(default)s)"
     )

@@ -155,7 +155,11 @@ def requests(kind: str, size: int = 300, seeds: Sequence[int] = range(100, 102))
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        prog="python -m conformance.simulate.batches",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     print("| requests | " + " | ".join(f"{device}, {n}" for device in DEVICES for n in SIZES) + " |")
     print("| --- |" + " --- |" * len(DEVICES) * len(SIZES))
     for kind in KINDS:
