@@ -77,7 +77,7 @@ def test_the_first_patches_have_nothing_to_show(
     monkeypatch.setattr(demo, "stream_generate", lambda model, tokenizer, prompt, max_tokens: None)
     monkeypatch.setattr(sys, "argv", ["demo"])
     assert demo.main() == 0
-    assert "patch 0006" in capsys.readouterr().out
+    assert "has no prompt lookup to show" in capsys.readouterr().out
 
 
 def unknown_options(text: str, folder: Path) -> set[str]:
