@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from checkout import Stamp, changes, git
+from checkout import Stamp, changes, git, head
 from pin import PATCHES, Refused, Release, alone, export_command, find_release, patch_files, temporary
 
 
@@ -39,6 +39,12 @@ def run(release: Release, exported: Path, check: bool) -> int:
     if git(checkout, "status", "--porcelain").stdout:
         raise Refused(f"{checkout} has uncommitted changes; commit them first.")
     count = int(git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout)
+    if count < len(series) and head(checkout) == stamp.commit:
+        of = "" if release.patches == PATCHES else f" --release {release.version}"
+        raise Refused(
+            f"the checkout has {count} commits, as scripts/apply.sh made it, and patches/ {len(series)} patches. "
+            f"Run scripts/apply.sh{of} to make it again."
+        )
     if count < len(series):
         raise Refused(
             f"the checkout has {count} commits, patches/ {len(series)} patches. Apply the others with "

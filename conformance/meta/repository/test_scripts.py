@@ -185,10 +185,14 @@ def test_until(clone: Clone) -> None:
     clone.apply("--until", "2")
     assert not (clone.checkout / "mlx_lm" / "draft" / "loop.py").exists()
     assert len(clone.git("log", "--oneline").splitlines()) == 3
-    assert "2 commits" in clone.refused("export.sh")
+    assert "2 commits" in (said := clone.refused("export.sh"))
+    assert "Run scripts/apply.sh to make it again." in said
     clone.apply()
     assert (clone.checkout / "mlx_lm" / "draft" / "loop.py").exists()
     assert "--until 99" in clone.refused("apply.sh", "--until", "99", "--no-install")
+    # Here somebody has taken a commit out: to make the checkout again would bring it back.
+    clone.git("reset", "--quiet", "--hard", "HEAD~1")
+    assert "delete the patch files" in clone.refused("export.sh")
 
 
 def test_killed_at_any_point_leaves_nothing_half_patched(clone: Clone) -> None:
