@@ -30,6 +30,8 @@ elif [ "$1" != --render ]; then
   environments=$(IFS=, && echo "$*")
   "$here/tox.sh" -e "$environments" || status=$?
 fi
+# Without a run, what is kept is written again.
+shopt -s nullglob
 "$PYTHON" -m conformance.scorecard keep docs/scorecard.json .tox/scorecards/*.json --out docs/scorecard.json
 "$PYTHON" -m conformance.scorecard page docs/scorecard.json --out docs/scorecard.html
 "$PYTHON" -m conformance.scorecard table docs/scorecard.json --readme README.md
