@@ -79,7 +79,7 @@ class Witness:
 def penalty(tokens: mx.array, logits: mx.array) -> mx.array:
     """Makes what came up lately less likely, by so much that the text is another one."""
     counts = (tokens[-8:][:, None] == mx.arange(logits.shape[-1])).sum(axis=0)
-    lowered: mx.array = logits - 3.0 * counts
+    lowered: mx.array = logits - 6.0 * counts
     return lowered
 
 

@@ -1,7 +1,4 @@
-"""Compare and show judged trees, load adapters, and write reproductions of faults.
-
-pytest conformance/meta/tools/test_judging_parts.py
-"""
+"""Compare and show judged trees, load adapters, and write reproductions of faults."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import pytest
 from conformance import ROOT, adapters
 from conformance.adapters import NAMES, SHIPPED, Adapter, Unusable, load
 from conformance.adapters.series import decode as decode_of_the_series
-from conformance.judging import caches, cases, column, commands, decoding, prefixes, states
+from conformance.judging import caches, cases, column, commands, decoding, prefixes, states, tests
 from conformance.judging.cases import Broken, Case, NotAsked, NotOffered, NotShown, Refused, ask, asked
 from conformance.judging.compare import BAD, BROKE, GONE, MENDED, OFFERED, differences, red
 from conformance.judging.screen import markdown, reproductions, screen
@@ -151,13 +148,24 @@ def test_a_judged_tree_is_a_column_of_the_scorecard(tmp_path: Path) -> None:
     )
 
 
+def raising(error: Exception) -> Case:
+    def ask() -> None:
+        raise error
+
+    return Case("C1", "it", ask)
+
+
+@pytest.mark.planted
+def test_cases_as_a_test() -> None:
+    fine, refused = Case("C1", "it", lambda: None), raising(Refused("no"))
+    tests.check([fine, refused])
+    with pytest.raises(pytest.skip.Exception, match="refused: no"):
+        tests.check([refused])
+    with pytest.raises(AssertionError, match="it: token 7 is lost\nprint"):
+        tests.check([fine, raising(Broken("token 7 is lost", "print(7)"))])
+
+
 def test_whatever_a_case_raises_is_an_outcome() -> None:
-    def raising(error: Exception) -> Case:
-        def ask() -> None:
-            raise error
-
-        return Case("C1", "it", ask)
-
     for error, result in (
         (NotOffered("no"), NOT_OFFERED),
         (NotShown("no"), cases.NOT_SHOWN),
