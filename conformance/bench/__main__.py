@@ -25,7 +25,7 @@ from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.page import page
 from conformance.bench.plan import FULL, LEAST_REPEATS, QUICK, Plan, Progress
-from conformance.bench.results import Run
+from conformance.bench.results import Results
 
 Stage = Callable[[], Iterable[Row]]
 FIXTURE = "the fixture"
@@ -72,7 +72,9 @@ def other_stages(subject: Subject, plan: Plan, progress: Progress) -> dict[str, 
     }
 
 
-def measure(run: Run, todo: dict[str, Stage], out: Path, before: list[Run], progress: Progress) -> list[Run]:
+def run_stages(
+    run: Results, todo: dict[str, Stage], out: Path, before: list[Results], progress: Progress
+) -> list[Results]:
     """Run the stages. The results are saved after each stage, so that an interruption loses only one."""
     runs = before
     for name, stage in todo.items():
@@ -84,7 +86,7 @@ def measure(run: Run, todo: dict[str, Stage], out: Path, before: list[Run], prog
     return runs
 
 
-def render(runs: list[Run], out: Path, documents: list[Path], progress: Progress) -> None:
+def render(runs: list[Results], out: Path, documents: list[Path], progress: Progress) -> None:
     report.write(documents, runs)
     # The reports of scripts/report.sh, also of other machines.
     reports = out / "reports.json"
@@ -160,7 +162,7 @@ def main() -> int:
     return any(not row["parity"] for stage in results.CELLS for row in results.rows(runs, stage))
 
 
-def measured(args: argparse.Namespace, runs: list[Run], out: Path, progress: Progress) -> list[Run]:
+def measured(args: argparse.Namespace, runs: list[Results], out: Path, progress: Progress) -> list[Results]:
     plan = planned(args)
     todo: dict[str, Stage]
     if args.model is None:
@@ -170,8 +172,8 @@ def measured(args: argparse.Namespace, runs: list[Run], out: Path, progress: Pro
         margin: Any = args.draft_margin if args.draft_margin == "auto" else float(args.draft_margin)
         plan = replace(plan, tokens=max(plan.tokens, 128) if not args.quick else plan.tokens)
         todo = other_stages(models.other(name, args.draft_model, margin), plan, progress)
-    run: Run = {"meta": results.meta(plan, name)}
-    return measure(run, chosen_stages(todo, args.stages), out, runs, progress)
+    run: Results = {"meta": results.meta(plan, name)}
+    return run_stages(run, chosen_stages(todo, args.stages), out, runs, progress)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.bench.report import NO_PARITY
-from conformance.bench.results import CELLS, Run, chosen, different, mean, rows, values
+from conformance.bench.results import CELLS, Results, chosen, different, mean, rows, values
 from conformance.bench.strategies import AUTO
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -40,7 +40,7 @@ def reported(reports: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         }
 
 
-def summary(runs: Sequence[Run]) -> str:
+def summary(runs: Sequence[Results]) -> str:
     """A line a workload: the default strategy in short contexts, on each model and device."""
     found = chosen(rows(runs, "workloads"), strategy=AUTO, size="short")
     most = max(values(found, "speed"), default=1.0)
@@ -63,7 +63,7 @@ def bar(name: str, found: Sequence[dict[str, Any]], most: float) -> str:
     return f"<tr><th>{escape(name)}</th>{shown}<td class='bars'>{drawn}</td><td class='n'>{min(speeds):.2f}</td></tr>"
 
 
-def page(runs: Sequence[Run], reports: Sequence[dict[str, Any]] = ()) -> str:
+def page(runs: Sequence[Results], reports: Sequence[dict[str, Any]] = ()) -> str:
     cells = [(stage, row) for stage in CELLS for row in rows(runs, stage)]
     cells += [("report", row) for row in reported(reports)]
     data = {"columns": COLUMNS, "few": FEW, "labels": LABELS, "rows": [shown(stage, row) for stage, row in cells]}

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from conformance.bench.cells import Row
-from conformance.bench.results import Run, chosen, different, mean, rows, values
+from conformance.bench.results import Results, chosen, different, mean, rows, values
 
 # The same results give the same bytes.
 plt.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 10, "axes.grid": True, "grid.alpha": 0.3}
@@ -21,7 +21,7 @@ plt.rcParams |= {"axes.axisbelow": True, "axes.spines.top": False, "axes.spines.
 MARKERS = "osD^vPX*"
 
 
-def main_model(runs: Sequence[Run]) -> list[Row]:
+def main_model(runs: Sequence[Results]) -> list[Row]:
     """The cells of the model of the first run."""
     return rows(runs[:1], "workloads")
 
@@ -35,7 +35,7 @@ def labelled(row: Row) -> str:
     return " ".join(parts)
 
 
-def speed_up(runs: Sequence[Run]) -> Figure:
+def speed_up(runs: Sequence[Results]) -> Figure:
     """A bar for each strategy on each workload."""
     found = main_model(runs)
     names = list(dict.fromkeys(labelled(row) for row in found))
@@ -68,7 +68,7 @@ def subtitle(found: Sequence[Row]) -> str:
     return f"{found[0]['model']}, {found[0]['weights']}, batch 1" if found else ""
 
 
-def acceptance(runs: Sequence[Run]) -> Figure:
+def acceptance(runs: Sequence[Results]) -> Figure:
     """A point for each cell. It shows that the share of accepted tokens alone does not decide the speed."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     found = [row for row in main_model(runs) if row["speed"] is not None and row["acceptance"] is not None]
@@ -82,7 +82,7 @@ def acceptance(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def block_cost(runs: Sequence[Run]) -> Figure:
+def block_cost(runs: Sequence[Results]) -> Figure:
     """A line for each model and context."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for marker, row in zip(MARKERS * 4, rows(runs, "blocks"), strict=False):
@@ -97,7 +97,7 @@ def block_cost(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def position(runs: Sequence[Run]) -> Figure:
+def position(runs: Sequence[Results]) -> Figure:
     """The share of drafted tokens that are accepted at each place of a draft."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     found = main_model(runs)
@@ -124,7 +124,7 @@ def summed(found: Sequence[Row]) -> tuple[list[int], list[int]]:
 PICTURES = {"speed-up": speed_up, "acceptance": acceptance, "block-cost": block_cost, "position": position}
 
 
-def draw(runs: Sequence[Run], folder: Path) -> Iterator[Path]:
+def draw(runs: Sequence[Results], folder: Path) -> Iterator[Path]:
     """Write all pictures. Without a run there are none."""
     for name, make in PICTURES.items() if runs else ():
         figure = make(runs)

@@ -12,7 +12,7 @@ from typing import Any
 
 from conformance import ROOT
 from conformance.bench.cells import Row
-from conformance.bench.results import CELLS, Run, chosen, different, mean, rows, values
+from conformance.bench.results import CELLS, Results, chosen, different, mean, rows, values
 from conformance.bench.strategies import AUTO
 
 DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "serving.md")
@@ -49,7 +49,7 @@ def speed(found: Sequence[Row]) -> str:
     return number(mean(values(found, "speed")))
 
 
-def subjects(runs: Sequence[Run]) -> str:
+def subjects(runs: Sequence[Results]) -> str:
     """What was measured where."""
     lines = []
     for run in runs:
@@ -71,7 +71,7 @@ def subjects(runs: Sequence[Run]) -> str:
     return table(head, lines)
 
 
-def workloads(runs: Sequence[Run]) -> str:
+def workloads(runs: Sequence[Results]) -> str:
     """The default strategy on each class and context, all turns and kinds of answers together; the page has each."""
     found, lines = chosen(rows(runs, "workloads"), strategy=AUTO), []
     names = ("model", "weights", "workload", "size")
@@ -87,7 +87,7 @@ def workloads(runs: Sequence[Run]) -> str:
     return table([*head, "tokens a forward", "accepted", "ideal", "reached"], lines)
 
 
-def strategies(runs: Sequence[Run]) -> str:
+def strategies(runs: Sequence[Results]) -> str:
     """All strategies, on the prompts that more than the default had."""
     found = rows(runs, "workloads")
     used = [name for (name,) in different(found, "strategy")]
@@ -101,7 +101,7 @@ def strategies(runs: Sequence[Run]) -> str:
     return table(["model", "prompt", "answer", "context", *used], lines)
 
 
-def turns(runs: Sequence[Run]) -> str:
+def turns(runs: Sequence[Results]) -> str:
     """The n-gram memory turn by turn."""
     found, lines = rows(runs, "memory"), []
     for model, workload, turn in different(found, "model", "workload", "turn"):
@@ -112,7 +112,7 @@ def turns(runs: Sequence[Run]) -> str:
     return table(["model", "workload", "turn", "cold", "warm", "accepted cold", "accepted warm"], lines)
 
 
-def sweep(runs: Sequence[Run]) -> str:
+def sweep(runs: Sequence[Results]) -> str:
     """Each strategy with its defaults, its best and its worst options, as means; the page has all options."""
     found, lines = rows(runs, "sweep"), []
     for model, strategy in different(found, "model", "strategy"):
@@ -129,7 +129,7 @@ def sweep(runs: Sequence[Run]) -> str:
     return table(head, lines)
 
 
-def types(runs: Sequence[Run]) -> str:
+def types(runs: Sequence[Results]) -> str:
     shown = rows(runs, "types")
     wanted = {(row["task"], row["answer"]) for row in shown}
     base = chosen(rows(runs, "workloads"), strategy=AUTO, size="short")
@@ -141,7 +141,7 @@ def types(runs: Sequence[Run]) -> str:
     return table(["weights", "prompt", "answer", "speed", "spread", "plain tokens/s", "ideal"], lines)
 
 
-def costs(runs: Sequence[Run]) -> str:
+def costs(runs: Sequence[Results]) -> str:
     found = rows(runs, "blocks")
     lengths = list(dict.fromkeys(length for row in found for length in row["costs"]))
     lines = [
@@ -161,7 +161,7 @@ def costs(runs: Sequence[Run]) -> str:
     return table(head, lines)
 
 
-def drafters(runs: Sequence[Run]) -> str:
+def drafters(runs: Sequence[Results]) -> str:
     """At every third length, from the longest on."""
     found = rows(runs, "drafters")
     shown = sorted({row["context"] for row in found}, reverse=True)[::3]
@@ -177,7 +177,7 @@ def mib(size: float | None) -> float | None:
     return None if size is None else size / 2**20
 
 
-def overhead(runs: Sequence[Run]) -> str:
+def overhead(runs: Sequence[Results]) -> str:
     names = ("draft", "plan", "rewind", "loop")
     lines = []
     for row in rows(runs, "overhead"):
@@ -189,7 +189,7 @@ def overhead(runs: Sequence[Run]) -> str:
     return table(head, lines)
 
 
-def rewinds(runs: Sequence[Run]) -> str:
+def rewinds(runs: Sequence[Results]) -> str:
     found, lines = rows(runs, "rewinds"), []
     ways = [way for (way,) in different(found, "way")]
     for model, kind, rate in different(found, "model", "kind", "rate"):
@@ -199,7 +199,7 @@ def rewinds(runs: Sequence[Run]) -> str:
     return table(["model", "kind", "acceptance", "plain tokens/s", *ways], lines)
 
 
-def first(runs: Sequence[Run]) -> str:
+def first(runs: Sequence[Results]) -> str:
     """The first response of a model against the second."""
     labels = ("model", "weights", "workload", "answer", "first", "second", "ratio")
     lines = [[*(row[name] for name in labels), spread([row])] for row in rows(runs, "first")]
@@ -207,7 +207,7 @@ def first(runs: Sequence[Run]) -> str:
     return table([*head, "spread"], lines)
 
 
-def peers(runs: Sequence[Run]) -> str:
+def peers(runs: Sequence[Results]) -> str:
     """A line for each implementation and its options, with the speed on each workload."""
     runs = [run for run in runs if run.get("peers")]
     found = rows(runs, "peers")
@@ -227,7 +227,7 @@ def peers(runs: Sequence[Run]) -> str:
     return table(["who", "options", "plain tokens/s", *workloads], lines)
 
 
-def serving(runs: Sequence[Run]) -> str:
+def serving(runs: Sequence[Results]) -> str:
     lines = []
     for row in rows(runs, "serving"):
         facts = [row["requests"], row["clients"], row["plain"]]
@@ -236,7 +236,7 @@ def serving(runs: Sequence[Run]) -> str:
     return table(head, lines)
 
 
-TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
+TABLES: dict[str, Callable[[Sequence[Results]], str]] = {
     each.__name__: each
     for each in (
         subjects,
@@ -256,16 +256,16 @@ TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
 }
 
 
-def filled(text: str, runs: Sequence[Run]) -> str:
+def filled(text: str, runs: Sequence[Results]) -> str:
     """A document with the tables of these results between its markers."""
     return MARKED.sub(lambda found: found[1] + TABLES[found[2]](runs) + found[3], text)
 
 
-def stale(documents: Sequence[Path], runs: Sequence[Run]) -> list[Path]:
+def stale(documents: Sequence[Path], runs: Sequence[Results]) -> list[Path]:
     """The documents whose tables are not those of the results."""
     return [path for path in documents if filled(path.read_text(), runs) != path.read_text()]
 
 
-def write(documents: Sequence[Path], runs: Sequence[Run]) -> None:
+def write(documents: Sequence[Path], runs: Sequence[Results]) -> None:
     for path in documents:
         path.write_text(filled(path.read_text(), runs))

@@ -16,7 +16,7 @@ from conformance.bench.cells import Row
 from conformance.bench.plan import Plan
 from conformance.testing.device import device
 
-Run = dict[str, Any]
+Results = dict[str, Any]
 # The stages that compare drafted with plain decoding on each prompt.
 CELLS = ("workloads", "types", "sweep", "memory")
 PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")
@@ -33,20 +33,20 @@ def meta(plan: Plan, model: str) -> dict[str, Any]:
     return {"model": model, "device": device(), "versions": versions, "plan": vars(plan)}
 
 
-def load(path: Path) -> list[Run]:
+def load(path: Path) -> list[Results]:
     return list(json.loads(path.read_text())["runs"]) if path.exists() else []
 
 
-def save(path: Path, runs: Sequence[Run]) -> None:
+def save(path: Path, runs: Sequence[Results]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"runs": runs}, indent=1, default=str) + "\n")
 
 
-def key(run: Run) -> tuple[str, str]:
+def key(run: Results) -> tuple[str, str]:
     return run["meta"]["model"], run["meta"]["device"]
 
 
-def merged(runs: Iterable[Run], more: Iterable[Run]) -> list[Run]:
+def merged(runs: Iterable[Results], more: Iterable[Results]) -> list[Results]:
     """Merge runs. Each stage replaces the same stage of an earlier run of the same model on the same device."""
     found = {key(run): run for run in runs}
     for run in more:
@@ -54,7 +54,7 @@ def merged(runs: Iterable[Run], more: Iterable[Run]) -> list[Run]:
     return list(found.values())
 
 
-def rows(runs: Iterable[Run], stage: str) -> list[Row]:
+def rows(runs: Iterable[Results], stage: str) -> list[Row]:
     """The rows of one stage of all runs, each with all its labels."""
     found = [
         {"device": run["meta"]["device"], "versions": run["meta"]["versions"]} | row

@@ -1,7 +1,6 @@
 """`mlx_lm.chat` in a real terminal: four edits of one text, with and without drafts.
 
-The text is the same, turns 2 to 4 draft from the earlier answers, and no token is fed twice:
-pytest conformance/chat/test_chat.py
+The text is the same, turns 2 to 4 draft from the earlier answers, and no token is fed twice.
 """
 
 from __future__ import annotations

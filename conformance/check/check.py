@@ -19,7 +19,7 @@ from mlx_lm.draft.model import block_costs
 from conformance.check.decoding import Drafting, drafted
 from conformance.check.prompts import Unusable, built_in, encode
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, judge
-from conformance.testing.decode.recorder import Run, Task, gaps, plain, rows_of
+from conformance.testing.decode.recorder import Recording, Task, gaps, plain, rows_of
 from conformance.testing.drafts.scripted import Scripted
 
 RUNS = 3
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 class Repeats:
     """What plain runs of one prompt share."""
 
-    first: Run
+    first: Recording
     tokens: list[list[int]]
     # The largest difference between the rows of two of them, as far as their tokens are the same.
     floor: float
@@ -100,7 +100,7 @@ def shared(a: list[int], b: list[int]) -> int:
 
 def drafted_runs(
     model: Any, task: Task, drafting: Drafting, right: list[int], say: Say
-) -> Iterator[tuple[str, Run | Verdict]]:
+) -> Iterator[tuple[str, Recording | Verdict]]:
     """Each run, or the verdict where drafting raises what plain decoding did not."""
     for number in range(1, RUNS + 1):
         say(f"drafted {number}")
@@ -112,7 +112,7 @@ def drafted_runs(
     yield "every depth", caught(drafted, model, task, bounded, script)
 
 
-def caught(decode: Callable[..., Run], *args: Any) -> Run | Verdict:
+def caught(decode: Callable[..., Recording], *args: Any) -> Recording | Verdict:
     try:
         return decode(*args)
     except Exception as error:
@@ -132,7 +132,7 @@ def examine(model: Any, name: str, task: Task, drafting: Drafting, say: Say) -> 
     except Exception as error:
         raise Unusable(CANNOT.format(said=named(error))) from error
     report = Report(name, len(task.prompt), base.first.tokens, plain_differ=base.differ, floor=base.floor)
-    known: list[tuple[Run, Verdict]] = []
+    known: list[tuple[Recording, Verdict]] = []
     for what, run in drafted_runs(model, task, drafting, base.first.tokens, say):
         if isinstance(run, Verdict):
             report.verdicts[what] = run
@@ -152,7 +152,7 @@ def examine(model: Any, name: str, task: Task, drafting: Drafting, say: Say) -> 
     return report
 
 
-def note_drafts(report: Report, run: Run) -> None:
+def note_drafts(report: Report, run: Recording) -> None:
     right, tried = Counter[int](), Counter[int]()
     for n_accepted, n_drafted in run.drafts:
         right.update(range(n_accepted))

@@ -11,7 +11,7 @@ from mlx_lm.draft.options import make_draft_strategy
 from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.testing.decode.recorder import Block, Run, Task, Watched, next_turn, offsets_of, until_the_end
+from conformance.testing.decode.recorder import Block, Recording, Task, Watched, next_turn, offsets_of, until_the_end
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Drafting:
     costs: Any = None
 
 
-def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) -> Run:
+def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) -> Recording:
     """With a strategy of the caller's, its drafts are fed whole."""
     watched, cache, stats = Watched(model), make_prompt_cache(model), DraftStats()
     gated = strategy is None and drafting.costs is not None
@@ -62,7 +62,7 @@ def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) ->
     )
     tokens, rows = until_the_end(task, steps, note)
     last = offsets_of(cache)
-    return Run(tokens, rows, next_turn(model, cache, task.after), {}, last, owners[: len(rows)], drafts, stats)
+    return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, owners[: len(rows)], drafts, stats)
 
 
 def vocabulary(model: Any) -> int:

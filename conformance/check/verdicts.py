@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from conformance.testing.decode.recorder import (
     Block,
-    Run,
+    Recording,
     Task,
     best_of,
     gaps,
@@ -81,7 +81,7 @@ class Clean:
     The lists have an entry for each token, then one for each row of the turn that follows.
     """
 
-    single: Run
+    single: Recording
     # How far the drafted run is from the nearest replay, and the replays in blocks from single steps.
     distances: list[float]
     apart: list[float]
@@ -106,7 +106,7 @@ def usual(values: Iterable[float]) -> float:
     return found[int(SHARE * (len(found) - 1))] if found else 0.0
 
 
-def clean_replays(model: Any, task: Task, run: Run, single: Run, floor: float) -> Clean:
+def clean_replays(model: Any, task: Task, run: Recording, single: Recording, floor: float) -> Clean:
     """Feed what the run fed, in blocks of each length that it used and in those that were left of its own."""
     right, got = rows_of(single), rows_of(run)
     clean = Clean(single, gaps(got, right), [0.0] * len(right), floor)
@@ -123,7 +123,7 @@ def clean_replays(model: Any, task: Task, run: Run, single: Run, floor: float) -
     return clean
 
 
-def judge(model: Any, task: Task, run: Run, plain: Run, floor: float = 0.0) -> Verdict:
+def judge(model: Any, task: Task, run: Recording, plain: Recording, floor: float = 0.0) -> Verdict:
     """Compare a drafted run with clean replays of its own tokens.
 
     Args:
@@ -152,7 +152,7 @@ def judge(model: Any, task: Task, run: Run, plain: Run, floor: float = 0.0) -> V
     return verdict
 
 
-def divergence(i: int, single_token: int, run: Run, clean: Clean) -> Divergence:
+def divergence(i: int, single_token: int, run: Recording, clean: Clean) -> Divergence:
     token = run.tokens[i]
     leads = [
         float((row[a].astype(mx.float32) - row[b].astype(mx.float32)).item())
@@ -165,7 +165,7 @@ def divergence(i: int, single_token: int, run: Run, clean: Clean) -> Divergence:
 Faults = Iterator[tuple[int, str]]
 
 
-def faults_of_offsets(task: Task, run: Run, single: Run) -> Faults:
+def faults_of_offsets(task: Task, run: Recording, single: Recording) -> Faults:
     """The caches say that they hold another number of tokens than those of single steps."""
     last: Block | None = None
     for i, block in enumerate(run.owners):
@@ -178,7 +178,7 @@ def faults_of_offsets(task: Task, run: Run, single: Run) -> Faults:
         yield len(run.tokens), "the caches that are left say that they hold another number of tokens"
 
 
-def start_of(task: Task, run: Run, i: int, single: Run) -> int | None:
+def start_of(task: Task, run: Recording, i: int, single: Recording) -> int | None:
     """The number of tokens that the caches held before the block that begins with row i; None if they deny it.
 
     Where a cache was restored, right tokens are fed again in front of the next one.
@@ -192,14 +192,14 @@ def start_of(task: Task, run: Run, i: int, single: Run) -> int | None:
     return None
 
 
-def faults_of_choice(run: Run) -> Faults:
+def faults_of_choice(run: Recording) -> Faults:
     for i, (token, best) in enumerate(zip(run.tokens, best_of(run.rows), strict=True)):
         if token != best:
             yield i, f"token {token} was given, and its own log probabilities say {best}"
             return
 
 
-def faults_of_rows(model: Any, task: Task, run: Run, clean: Clean) -> Faults:
+def faults_of_rows(model: Any, task: Task, run: Recording, clean: Clean) -> Faults:
     """A row that is far from all clean replays, also from ones that feed the very same block to a clean state."""
     n, first = len(run.tokens), None
     for i in sorted(range(len(clean.distances)), key=lambda i: -in_noises(clean, i))[:SUSPECTS]:
@@ -220,7 +220,7 @@ def in_noises(clean: Clean, i: int) -> float:
     return distance / noise if noise else math.inf if distance else 0.0
 
 
-def look_again(model: Any, task: Task, run: Run, clean: Clean, i: int) -> None:
+def look_again(model: Any, task: Task, run: Recording, clean: Clean, i: int) -> None:
     """Feed the block of a row, what was rejected of it included, after many clean histories."""
     rng, lengths = random.Random(i), [1, *run.lengths]
     histories: list[Iterable[int]] = [repeat(length) for length in [1, *run.lengths]] + [run.split]
@@ -234,7 +234,7 @@ def look_again(model: Any, task: Task, run: Run, clean: Clean, i: int) -> None:
             return
 
 
-def shadow(model: Any, task: Task, run: Run, single: Run, i: int, split: Iterable[int]) -> mx.array:
+def shadow(model: Any, task: Task, run: Recording, single: Recording, i: int, split: Iterable[int]) -> mx.array:
     """What a row would have been after a clean history."""
     n = len(run.tokens)
     if i >= n:

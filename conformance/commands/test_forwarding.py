@@ -1,7 +1,6 @@
 """Every option of every command reaches the code that uses it, and so does every field of a request.
 
-The options are read from the parser of each command. The commands run as for a user, up to the generators of tokens:
-pytest conformance/commands/test_forwarding.py
+The options are read from the parser of each command. The commands run as for a user, up to the generators of tokens.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Iterator[Program]], tuple[str, ...]]] = {
 }
 
 
-class Run:
+class Execution:
     """One program on one cache."""
 
     def __init__(self, kind: Kind, adapter: Adapter) -> None:
@@ -183,7 +183,7 @@ def check(kind: Kind, contract: str, adapter: Adapter) -> None:
     kind.make()
     shown, failed = 0, []
     for ops in sorted(programs(), key=size):
-        run = Run(kind, adapter)
+        run = Execution(kind, adapter)
         try:
             run.play(ops)
             shown += 1

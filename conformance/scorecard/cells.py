@@ -88,7 +88,7 @@ Rows = dict[str, dict[str, Cell]]
 
 
 @dataclass
-class Run:
+class SuiteRun:
     about: dict[str, str]
     rows: Rows
 
@@ -146,7 +146,7 @@ class Run:
         return ", ".join(said)
 
 
-def read(run: dict[str, Any], where: Path) -> Run:
+def read(run: dict[str, Any], where: Path) -> SuiteRun:
     """Read a run.
 
     Raises:
@@ -167,7 +167,7 @@ def read(run: dict[str, Any], where: Path) -> Run:
         else:
             for test, result in tests.items():
                 cells.setdefault(result["part"], Cell()).add(test, result)
-    return Run({name: run[name] for name in ABOUT}, rows)
+    return SuiteRun({name: run[name] for name in ABOUT}, rows)
 
 
 def updated(rows: Rows, newer: Rows) -> Rows:
@@ -179,12 +179,12 @@ def updated(rows: Rows, newer: Rows) -> Rows:
     return {row: newer.get(row, {}) | ran(rows.get(row, {})) | ran(newer.get(row, {})) for row in {**rows, **newer}}
 
 
-def load(paths: Sequence[Path]) -> list[Run]:
+def load(paths: Sequence[Path]) -> list[SuiteRun]:
     """The runs of these files. A later run replaces one of the same release, flavour, mlx and device.
 
     If both have the same series, the parts that the later one left out are kept: two environments make one run.
     """
-    found: dict[tuple[str, ...], Run] = {}
+    found: dict[tuple[str, ...], SuiteRun] = {}
     for path in paths:
         held = json.loads(path.read_text("utf-8"))
         for one in held.get("runs", [held]):
@@ -196,7 +196,7 @@ def load(paths: Sequence[Path]) -> list[Run]:
     return sorted(found.values(), key=order)
 
 
-def order(run: Run) -> tuple[Any, ...]:
+def order(run: SuiteRun) -> tuple[Any, ...]:
     """The sort key of a run: the newest release first, and with the series before without it."""
 
     def numbers(version: str) -> list[int]:
@@ -206,7 +206,7 @@ def order(run: Run) -> tuple[Any, ...]:
     return numbers(about["release"]), about["flavour"], numbers(about["mlx"]), about["device"]
 
 
-def names(runs: Sequence[Run]) -> list[str]:
+def names(runs: Sequence[SuiteRun]) -> list[str]:
     """A name for each run: release and flavour, and also mlx and device if two runs would have the same name."""
     found = [run.name for run in runs]
     for more in ([f"mlx {run.about['mlx']}" for run in runs], [run.about["device"] for run in runs]):
@@ -214,14 +214,14 @@ def names(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def kept(runs: Sequence[Run]) -> str:
+def kept(runs: Sequence[SuiteRun]) -> str:
     """The text of a file of several runs."""
 
     def cell(one: Cell) -> dict[str, Any]:
         why = [[outcome, reason, tests] for (outcome, reason), tests in one.why.items()]
         return {"passed": one.passed, "examples": one.examples, "tokens": one.tokens, "why": why}
 
-    def shown(run: Run) -> dict[str, Any]:
+    def shown(run: SuiteRun) -> dict[str, Any]:
         rows = {name: {part: cell(one) for part, one in parts.items()} for name, parts in run.rows.items()}
         return run.about | {"kept": True, "whole": True, "rows": rows}
 

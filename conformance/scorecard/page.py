@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Cell, Run, names
+from conformance.scorecard.cells import CONFORMANT, EXPECTED, FAILED, LEFT_OUT, NOT_RUN, SKIPPED, Cell, SuiteRun, names
 from conformance.scorecard.rows import ROWS, Row
 from conformance.scorecard.table import newest
 
@@ -36,14 +36,14 @@ def told(cell: Cell, text: str, name: str, link: str = "") -> str:
     return f'<td data-name="{escape(name)}">{shown}{behind(cell)}</td>'
 
 
-def head(runs: Sequence[Run], first: str) -> str:
+def head(runs: Sequence[SuiteRun], first: str) -> str:
     return f"<thead><tr><th>{first}</th>{''.join(f'<th>{escape(name)}</th>' for name in names(runs))}</tr></thead>"
 
 
-def summary(runs: Sequence[Run]) -> str:
+def summary(runs: Sequence[SuiteRun]) -> str:
     """A card a run."""
 
-    def card(i: int, run: Run, name: str) -> str:
+    def card(i: int, run: SuiteRun, name: str) -> str:
         text = " ".join(f"{key} {run.about[key]}," for key in ("mlx-lm", "mlx", "python"))
         total = run.total
         link = f'<a href="#why-{i}">what did not pass, and why</a>' if total.why else ""
@@ -53,7 +53,7 @@ def summary(runs: Sequence[Run]) -> str:
     return "".join(card(i, run, name) for i, (run, name) in enumerate(zip(runs, names(runs), strict=True)))
 
 
-def sentences(runs: Sequence[Run]) -> str:
+def sentences(runs: Sequence[SuiteRun]) -> str:
     """A sentence a release, and one of what differs between its columns."""
     said = []
     for release in dict.fromkeys(run.about["release"] for run in runs):
@@ -64,16 +64,16 @@ def sentences(runs: Sequence[Run]) -> str:
     return "".join(f"<p>{one}</p>" for one in said)
 
 
-def told_of(run: Run, name: str) -> str:
+def told_of(run: SuiteRun, name: str) -> str:
     total = run.total
     rest = "every row is green" if run.state == CONFORMANT else run.verdict
     return escape(f"{name}: {total.passed:,} of {total.tests:,} tests passed, {rest}")
 
 
-def between(runs: Sequence[Run]) -> Iterable[str]:
+def between(runs: Sequence[SuiteRun]) -> Iterable[str]:
     """What differs between the columns of a release, in rows that all of them ran."""
 
-    def states(name: str, of: Sequence[Run]) -> set[str]:
+    def states(name: str, of: Sequence[SuiteRun]) -> set[str]:
         return {run.cell(name).state for run in of}
 
     flavours = {name: [run for run in runs if run.about["flavour"] == name] for name in ("patched", "stock")}
@@ -89,7 +89,7 @@ def between(runs: Sequence[Run]) -> Iterable[str]:
         yield f"Another mlx or device changes the colour of {', '.join(told) or 'no row'}."
 
 
-def line(row: Row, runs: Sequence[Run]) -> str:
+def line(row: Row, runs: Sequence[SuiteRun]) -> str:
     cells = [run.cell(row.name) for run in runs]
     text = "".join(
         told(cell, cell.said, name, f"why-{i}-{slug(row.name)}")
@@ -98,7 +98,7 @@ def line(row: Row, runs: Sequence[Run]) -> str:
     return f"<tr><th>{escape(row.name)}<small>{escape(row.about)}</small></th>{text}</tr>"
 
 
-def rows(runs: Sequence[Run]) -> str:
+def rows(runs: Sequence[SuiteRun]) -> str:
     lines, group = [], ""
     for row in ROWS:
         if row.group != group:
@@ -108,7 +108,7 @@ def rows(runs: Sequence[Run]) -> str:
     return f"<table>{head(runs, '')}<tbody>{''.join(lines)}</tbody></table>"
 
 
-def parts(row: Row, runs: Sequence[Run]) -> str:
+def parts(row: Row, runs: Sequence[SuiteRun]) -> str:
     """What a row is made of, closed until it is asked for."""
     found = sorted({part for run in runs for part in run.rows.get(row.name, {})})
     if not found:
@@ -134,7 +134,7 @@ def reasons(cell: Cell) -> Iterable[str]:
         )
 
 
-def why(i: int, run: Run, name: str) -> str:
+def why(i: int, run: SuiteRun, name: str) -> str:
     """What did not pass in a run, row by row."""
     found = [(row, run.cell(row.name)) for row in ROWS if run.cell(row.name).why]
     text = "".join(
@@ -143,7 +143,7 @@ def why(i: int, run: Run, name: str) -> str:
     return f'<section id="why-{i}"><h3>{escape(name)}</h3>{text}</section>' if found else ""
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[SuiteRun]) -> str:
     whys = "".join(why(i, run, name) for i, (run, name) in enumerate(zip(runs, names(runs), strict=True)))
     filled = {
         "SENTENCES": sentences(runs),

@@ -16,7 +16,7 @@ from conformance.scorecard.cells import (
     SAID,
     SKIPPED,
     Cell,
-    Run,
+    SuiteRun,
     joined,
     names,
 )
@@ -72,9 +72,9 @@ def shown(cell: Cell, tests: int) -> str:
     return f"{light} {cell.passed:,} of {tests:,} pass; {', '.join(rest)}"
 
 
-def newest(runs: Sequence[Run]) -> list[Run]:
+def newest(runs: Sequence[SuiteRun]) -> list[SuiteRun]:
     """The run with the newest mlx for each release, flavour and device. The page shows the others."""
-    found: dict[tuple[str, ...], Run] = {}
+    found: dict[tuple[str, ...], SuiteRun] = {}
     for run in runs:
         found.setdefault(tuple(run.about[name] for name in ("release", "flavour", "device")), run)
     return list(found.values())
@@ -87,11 +87,11 @@ def groups() -> list[tuple[str, str, list[str]]]:
     return [*lines, (REST, ", ".join(others), others)]
 
 
-def cell_of(run: Run, rows: Iterable[str]) -> Cell:
+def cell_of(run: SuiteRun, rows: Iterable[str]) -> Cell:
     return joined(run.cell(row) for row in rows)
 
 
-def about(run: Run, name: str) -> str:
+def about(run: SuiteRun, name: str) -> str:
     """Where a run was made; with the series also all that is behind it, the suite's tests of itself included."""
     total, facts = run.total, run.about
     where = f"- {name}: mlx-lm {facts['mlx-lm']}, mlx {facts['mlx']}, {facts['device']}."
@@ -101,7 +101,7 @@ def about(run: Run, name: str) -> str:
     return f"{where} **{run.verdict}**: {total.passed:,} of {total.tests:,} tests pass, with {counted}."
 
 
-def table(runs: Sequence[Run], release: str = DEFAULT) -> str:
+def table(runs: Sequence[SuiteRun], release: str = DEFAULT) -> str:
     """The table of a release, a line on each of its runs, and why tests of the patched ones do not pass."""
     runs = [run for run in newest(runs) if run.about["release"] == release]
     if not runs:
@@ -118,6 +118,6 @@ def table(runs: Sequence[Run], release: str = DEFAULT) -> str:
     return text + "".join(f"- With the series, {SAID[outcome]}: {reason}\n" for outcome, reason in reasons)
 
 
-def filled(text: str, runs: Sequence[Run]) -> str:
+def filled(text: str, runs: Sequence[SuiteRun]) -> str:
     """A document with the table of these runs between its markers."""
     return MARKED.sub(lambda found: found[1] + table(runs) + found[2], text)

@@ -1,6 +1,5 @@
 """Speculative decoding with a draft model in any release: the contracts that hold for each kind of cache.
 
-pytest conformance/contracts/c2_no_silent_no_op/test_stock_speculation.py
 It uses no name that only the series has, so it also runs on a stock release. C2 to C5 are the contracts of
 docs/contracts.md: a cache that cannot be rolled back is refused, every exit leaves the same cache as plain decoding,
 the tokens are those of plain decoding, and logits processors see the same history.

@@ -1,7 +1,4 @@
-"""A draft model of any kind drafts for a model of any kind, and both caches are exact at every exit.
-
-pytest conformance/contracts/c3_exits/test_draft_models.py [-k TARGET]
-"""
+"""A draft model of any kind drafts for a model of any kind, and both caches are exact at every exit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The calls of the published experiments, with the fixture as the model.
-
-pytest conformance/contracts/c4_parity/test_examples.py
-"""
+"""The calls of the published experiments, with the fixture as the model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every strategy, alone and chained, on every cache family: the tokens and log probabilities of plain decoding.
-
-pytest conformance/contracts/c4_parity/test_strategies.py
-"""
+"""Every strategy, alone and chained, on every cache family: the tokens and log probabilities of plain decoding."""
 
 from __future__ import annotations
 

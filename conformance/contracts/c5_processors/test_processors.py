@@ -1,7 +1,4 @@
-"""Samplers and logits processors run once for each token, and see the same as in plain decoding.
-
-pytest conformance/contracts/c5_processors/test_processors.py
-"""
+"""Samplers and logits processors run once for each token, and see the same as in plain decoding."""
 
 from __future__ import annotations
 

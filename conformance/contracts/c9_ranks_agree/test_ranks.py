@@ -1,7 +1,5 @@
 """Two ranks that decode one sequence together use the same drafts, tensor parallel and as a pipeline.
 
-pytest conformance/contracts/c9_ranks_agree/test_ranks.py
-
 Rank 0 decides all drafts. The costs, memory, strategy and speed of the other rank do not matter: both feed the same
 blocks, and the tokens are those of plain decoding on one machine. A deadlock fails after a time limit.
 """

@@ -24,7 +24,7 @@ from conformance.scorecard.cells import (
     NOT_RUN,
     SAID,
     SKIPPED,
-    Run,
+    SuiteRun,
     kept,
     load,
     names,
@@ -55,14 +55,14 @@ def green(**outcomes: str) -> dict[str, Any]:
     return about | {"device": "a chip", "whole": True, "rows": rows}
 
 
-def loaded(folder: Path, *runs: dict[str, Any]) -> list[Run]:
+def loaded(folder: Path, *runs: dict[str, Any]) -> list[SuiteRun]:
     paths = [folder / f"{i}.json" for i in range(len(runs))]
     for path, run in zip(paths, runs, strict=True):
         path.write_text(json.dumps(run))
     return load(paths)
 
 
-def line(runs: Sequence[Run], row: str) -> list[str]:
+def line(runs: Sequence[SuiteRun], row: str) -> list[str]:
     """The cells of a row of the table, one a run."""
     (found,) = (one for one in table(runs).splitlines() if one.startswith(f"| {row} |"))
     return found.strip("| ").split(" | ")[2:]

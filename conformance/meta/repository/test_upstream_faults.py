@@ -1,5 +1,4 @@
-"""Each reproduction in docs/upstream.md shows its fault on the stock release, but not with the patch that repairs it:
-pytest conformance/meta/repository/test_upstream_faults.py
+"""Each reproduction in docs/upstream.md shows its fault on the stock release, but not with the patch that repairs it.
 
 A reproduction is a block of Python and a block with its output. If the output differs, the release has no such fault or
 the reproduction is wrong, and the test fails. If a section names a patch, its block must print something else with the

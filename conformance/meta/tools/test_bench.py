@@ -65,7 +65,7 @@ def result(speed: float | None = 2.0, strategy: str = strategies.AUTO, low: floa
     return labels | counts | times | speeds
 
 
-def run(*cells: Row, model: str = "m", **stages: Any) -> results.Run:
+def run(*cells: Row, model: str = "m", **stages: Any) -> results.Results:
     meta = {"model": model, "device": "d", "versions": {"mlx": "1"}}
     meta["plan"] = {"prompts": 1, "repeats": 5, "tokens": 9}
     return {"meta": meta, "workloads": list(cells)} | stages

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 from conformance.check.check import caught
 from conformance.check.decoding import Drafting, drafted
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
-from conformance.testing.decode.recorder import Run, Task, plain
+from conformance.testing.decode.recorder import Recording, Task, plain
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.faults.models import FAULTS, OfAnotherKernel
 from conformance.testing.models.architectures import build
@@ -50,7 +50,7 @@ def task_of(seed: int) -> Task:
 
 
 @cache
-def start(family: str, off: tuple[float, float], seed: int) -> tuple[Any, Run]:
+def start(family: str, off: tuple[float, float], seed: int) -> tuple[Any, Recording]:
     model = OfAnotherKernel(precise(family), *off)
     return model, plain(model, task_of(seed))
 

@@ -27,7 +27,7 @@ from conformance.testing.decode.batches import (
     break_part,
     until,
 )
-from conformance.testing.decode.recorder import Run, Task, gap, next_turn, plain
+from conformance.testing.decode.recorder import Recording, Task, gap, next_turn, plain
 from conformance.testing.decode.replay import noises
 from conformance.testing.models.architectures import build, make_cache
 from conformance.testing.models.families import model_of
@@ -71,7 +71,7 @@ NOT_JOINED = {"mamba2", "falcon_h1"} if RELEASE in ("0.32.0", "0.32.1") else set
 ROUNDING = 1e-5
 
 
-def serve(name: str, model: Any, rights: list[Run], drafted: bool) -> list[Answer]:
+def serve(name: str, model: Any, rights: list[Recording], drafted: bool) -> list[Answer]:
     requests = []
     for row, right in zip(rows_of(name), rights, strict=True):
         script = Partly(row.prompt + right.tokens, row.share or 0)
@@ -93,7 +93,7 @@ def complaints(name: str) -> list[str]:
     found = ["a batch without drafts"] if all(alike) == (name in PADDED) else []
     if name in PADDED:
         rights = [
-            Run(one.tokens, one.rows, next_turn(model, one.last.prompt_cache, row.task.after))
+            Recording(one.tokens, one.rows, next_turn(model, one.last.prompt_cache, row.task.after))
             for row, one in zip(rows_of(name), together, strict=True)
         ]
     drafted = serve(name, model, rights, drafted=True)
@@ -102,7 +102,7 @@ def complaints(name: str) -> list[str]:
     return found
 
 
-def complaints_of(model: Any, row: Row, right: Run, without: Answer, got: Answer) -> list[str]:
+def complaints_of(model: Any, row: Row, right: Recording, without: Answer, got: Answer) -> list[str]:
     if got.tokens != right.tokens:
         return ["tokens"]
 

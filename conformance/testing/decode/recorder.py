@@ -94,7 +94,7 @@ class Watched:
 
 
 @dataclass
-class Run:
+class Recording:
     """The output of one decode, and the state it left."""
 
     tokens: list[int]
@@ -129,7 +129,7 @@ class Run:
         return found
 
 
-def rows_of(run: Run) -> list[mx.array]:
+def rows_of(run: Recording) -> list[mx.array]:
     return run.rows + run.after
 
 
@@ -169,7 +169,7 @@ def until_the_end(task: Task, steps: Iterator[Any], note: Any = None) -> tuple[l
     return tokens, rows
 
 
-def plain(model: Any, task: Task) -> Run:
+def plain(model: Any, task: Task) -> Recording:
     watched, cache = Watched(model), make_prompt_cache(model)
     steps = generate_step(mx.array(task.prompt), watched, max_tokens=task.max_tokens, prompt_cache=cache)
     tokens, rows = until_the_end(task, steps)
@@ -178,7 +178,7 @@ def plain(model: Any, task: Task) -> Run:
         offsets[held] = block.offsets
         held += block.length
     offsets[held] = last = offsets_of(cache)
-    return Run(tokens, rows, next_turn(model, cache, task.after), offsets, last)
+    return Recording(tokens, rows, next_turn(model, cache, task.after), offsets, last)
 
 
 def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> Iterator[Any]:
@@ -204,12 +204,12 @@ def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Itera
         yield cache, rows
 
 
-def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int]) -> Run:
+def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int]) -> Recording:
     """Feed known tokens in blocks, without any rollback. Returns what such a run sees."""
     offsets, cache, rows = {}, [], []
     for cache, rows in in_blocks(model, task, tokens, split):
         offsets[len(task.prompt) - 1 + len(rows)] = last = offsets_of(cache)
-    return Run(list(tokens), rows[: len(tokens)], next_turn(model, cache, task.after), offsets, last)
+    return Recording(list(tokens), rows[: len(tokens)], next_turn(model, cache, task.after), offsets, last)
 
 
 def state_after(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> list[Any]:

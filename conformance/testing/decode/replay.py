@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.testing.decode.recorder import Run, Task, gap, next_turn, offsets_of, replay
+from conformance.testing.decode.recorder import Recording, Task, gap, next_turn, offsets_of, replay
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.tally import TALLY
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DRAFT = 4
 
 
-def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Run:
+def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Recording:
     """Decode with scripted drafts. Each draft is fed whole."""
     from mlx_lm.draft.loop import draft_generate_step
     from mlx_lm.draft.planner import Planner
@@ -35,15 +35,15 @@ def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Ru
     TALLY["tokens"] += len(pairs)
     tokens, rows = [token for token, _ in pairs], [row for _, row in pairs]
     last = offsets_of(cache)
-    return Run(tokens, rows, next_turn(model, cache, task.after), {}, last, stats=stats)
+    return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, stats=stats)
 
 
-def noises(model: Any, task: Task, reference: Run) -> Iterator[float]:
+def noises(model: Any, task: Task, reference: Recording) -> Iterator[float]:
     """The distance between blocks of each length and single steps, without any rollback, the longest blocks first."""
     for length in range(DRAFT + 1, 1, -1):
         yield gap(replay(model, task, reference.tokens, repeat(length)).rows, reference.rows)
 
 
-def noise(model: Any, task: Task, reference: Run) -> float:
+def noise(model: Any, task: Task, reference: Recording) -> float:
     """The largest of these distances: the noise of the model and of the kernels."""
     return max(noises(model, task, reference))
