@@ -17,6 +17,7 @@ from conformance.series.change import FAILURES, of_patch, with_and_without
 from conformance.series.patches import PATCHES
 from conformance.series.review import own_tests
 from conformance.series.trees import run_tests
+from conformance.series.upstream_tests import KNOWN
 
 pytestmark = pytest.mark.patched_source
 # With more variants, one series would no longer serve all releases. Five are for drafting. 0010 raises errors that
@@ -27,6 +28,7 @@ COLUMNS = ["Patch", "What it does", "Why", "Tests", "Can be dropped when"]
 # The limits of added lines of code, without tests: nobody reads more. About 850 are for batches, 510 for drafts that
 # follow an edit, 390 for requests of users. Without these, fewer than 3,300 would be better.
 MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5400, 60, 350
+LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)
 # Words to avoid. The words of the field are: accept, verify, trim, block, length, cost, shorten.
 OTHER_WORDS = re.compile(
     r"\b(settl(?:e[sd]?|ing)|redo(?:es|ne|ing)?|push(?:e[sd]|ing)?|rooms?|charg(?:e[sd]?|ing)|rewind(?:s|ing)?|rewound"
@@ -71,6 +73,11 @@ def complaints(patches: dict[str, str], readme: str) -> list[str]:
         if not tests:
             found.append(f"{name} carries no test")
         found += [f"{name}: {test} is not in its row" for test in tests if test not in row["Tests"]]
+        # pytest --deselect takes the beginning of a name.
+        defined = re.findall(r"^\+ *def (test_\w+)", patch, re.MULTILINE)
+        found += [
+            f"{name}: {test} begins like a test that is left out" for test in defined if test.startswith(LEFT_OUT)
+        ]
     return found
 
 
@@ -223,6 +230,8 @@ def test_the_lint_finds_each_fault() -> None:
     assert complaint(row[2], row[2].replace("test_3", "test_9")) == "0003-Name: tests/test_3.py is not in its row"
     untested = patches | {"0004-Name": fake_patch("mlx_lm/a.py")}
     assert complaints(untested, readme) == ["0004-Name carries no test"]
+    never_run = patches | {"0004-Name": fake_patch("tests/test_4.py", f"    def {LEFT_OUT[0]}_again(self):")}
+    assert complaints(never_run, readme) == [f"0004-Name: {LEFT_OUT[0]}_again begins like a test that is left out"]
 
 
 @pytest.mark.series
