@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from conformance import ROOT
-from conformance.mutation.__main__ import CAUGHT, REASONS, SHARDS, SUITE, SURVIVED, Mutant, drawn, own_tests, report
+from conformance.mutation.__main__ import (
+    CAUGHT,
+    REASONS,
+    SHARDS,
+    SUITE,
+    SURVIVED,
+    Mutant,
+    drawn,
+    folders,
+    own_tests,
+    report,
+)
 
 DIFF = "--- mutation diff ---\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n context\n-    n = 1\n+    n = 2\n"
 
@@ -55,7 +66,10 @@ def test_the_tests_of_a_module_come_first(tmp_path: Path) -> None:
 
 
 def test_what_it_runs_is_there_and_each_reason_is_a_sentence() -> None:
-    assert all((ROOT / "conformance" / name).exists() for name in SUITE)
+    asked = folders("")
+    assert all((ROOT / name).exists() for name in asked)
+    assert all(set(folders(start)) <= set(asked) for start in SUITE)
+    assert folders("mlx_lm/models/llama.py") == folders("mlx_lm/models/") != folders("mlx_lm/models/cache.py")
     if REASONS.exists():
         reasons = tomllib.loads(REASONS.read_text())["reasons"]
         assert all(" -> " in change and reason.endswith(".") for change, reason in reasons.items())
