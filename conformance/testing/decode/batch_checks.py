@@ -89,8 +89,11 @@ def complaints(name: str) -> list[str]:
     model = build(name)
     rights = [plain(model, row.task) for row in rows_of(name)]
     together = serve(name, model, rights, drafted=False)
-    alike = [one.tokens == right.tokens for one, right in zip(together, rights, strict=True)]
-    found = ["a batch without drafts"] if all(alike) == (name in PADDED) else []
+    alike = all(one.tokens == right.tokens for one, right in zip(together, rights, strict=True))
+    if name in PADDED:
+        # The tokens may be the same by chance.
+        alike = alike and all(gap(one.rows, right.rows) < ROUNDING for one, right in zip(together, rights, strict=True))
+    found = ["a batch without drafts"] if alike == (name in PADDED) else []
     if name in PADDED:
         rights = [
             Recording(one.tokens, one.rows, next_turn(model, one.last.prompt_cache, row.task.after))
