@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from mlx_lm.draft import serving
@@ -49,7 +50,8 @@ SHARED = re.compile("draft|ngram|lookup|gate")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("files")
     write_files(folder)
-    with contextlib.chdir(folder):
+    # The thread that saves now and then would go on, and write elsewhere.
+    with contextlib.chdir(folder), patch.object(serving.DraftMemory, "save_every"):
         yield
 
 
