@@ -133,7 +133,8 @@ def _mend(patch: Path, number: int) -> str:
 
 def _explain(checkout: Path, patch: Path, made_for: str, am_said: str, then: str) -> str:
     tried = git(checkout, "apply", "--check", str(patch), check=False).stderr
-    known = ", ".join(releases()[0])
+    # A release that is about to be pinned is in the list too.
+    known = ", ".join(release for release in releases()[0] if not made_for.endswith(f" {release}"))
     lines = [f"{patch.name} does not apply to {made_for}. It was made for mlx-lm {known}."]
     failed = re.findall(r"patch failed: (.+):(\d+)", tried)
     lines += [f"  {file}: {_hunk(patch, file, int(line))}" for file, line in failed]

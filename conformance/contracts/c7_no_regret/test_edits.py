@@ -16,8 +16,6 @@ from mlx_lm.draft import EditStrategy, SuffixStrategy
 from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 
-from conformance import ROOT
-from conformance.simulate import follow
 from conformance.simulate.__main__ import CPU, GPU, M4, Row, geometric_mean, run
 from conformance.testing.caches.machines import PROFILE
 from conformance.testing.texts import edits
@@ -179,8 +177,3 @@ def test_a_lost_place_is_found(monkeypatch: pytest.MonkeyPatch, name: str, value
 def test_streams_of_all_kinds() -> None:
     assert len(edits.NAMES) > 20
     assert not set(edits.NAMES) & set(NAMES)
-
-
-@pytest.mark.repository
-def test_the_example_of_the_documents() -> None:
-    assert follow.table() in (ROOT / "docs" / "drafting.md").read_text()

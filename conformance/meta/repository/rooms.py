@@ -15,7 +15,7 @@ from conformance.scorecard.rows import ROWS
 
 SUITE = ROOT / "conformance"
 ROWS_OF_TESTS = tuple(row.folder for row in ROWS if row.folder)
-TESTING = "testing"
+TESTING, META = "testing", "meta"
 # The files that Python, pytest and python -m need at the top of the package.
 TOP = ("__init__.py", "__main__.py", "conftest.py")
 
@@ -50,6 +50,14 @@ def uses(suite: Path) -> dict[str, set[str]]:
     return {name: set(imported(path.read_text("utf-8"), names)) - {name} for name, path in names.items()}
 
 
+def misplaced(name: str, source: str) -> Iterator[str]:
+    """A sentence for each rule that a file of tests breaks."""
+    if not row_folder(name):
+        yield f"{name} is a test outside the rows of the scorecard."
+    if room(name) != META and "mark.repository" in source:
+        yield f"{name} has a test of this repository, which belongs to meta/."
+
+
 def complaints(suite: Path) -> list[str]:
     """A sentence for each file that breaks the rule."""
     of, found = uses(suite), []
@@ -61,7 +69,7 @@ def complaints(suite: Path) -> list[str]:
         if stem == "__init__":
             pass
         elif stem.startswith("test_"):
-            found += [f"{name} is a test outside the rows of the scorecard."] if not here else []
+            found += misplaced(name, (suite / name).read_text("utf-8"))
         elif here:
             beside = [f"{here}/test_{stem[:end]}.py" for end, letter in enumerate(f"{stem}_") if letter == "_"]
             found += [] if any(one in of for one in beside) else [f"{name} helps no test of its folder by its name."]

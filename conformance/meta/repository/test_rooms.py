@@ -52,6 +52,11 @@ def test_the_map_names_each_folder_and_draws_the_imports() -> None:
         ("loose", "", "loose.py lies in no folder."),
         ("bench.test_a", "", "bench/test_a.py is a test outside the rows of the scorecard."),
         ("chat.other", "", "chat/other.py helps no test of its folder by its name."),
+        (
+            "server.test_c",
+            "pytestmark = pytest.mark.repository\n",
+            "server/test_c.py has a test of this repository, which belongs to meta/.",
+        ),
         ("testing.texts.d", "", "testing/texts/d.py is used by 0 of the other files: two have to need what is shared."),
         (
             "server.test_b",

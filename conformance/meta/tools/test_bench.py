@@ -39,6 +39,7 @@ from conformance.bench import (
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import QUICK
+from conformance.simulate import follow
 from conformance.testing.server.process import Client
 
 PLAN = replace(QUICK, tokens=8, lengths=(1, 2))
@@ -278,6 +279,11 @@ def test_the_documents_show_the_results() -> None:
     texts = [document.read_text() for document in report.DOCUMENTS]
     assert {found[1] for text in texts for found in report.MARKED.findall(text)} == set(report.TABLES)
     assert report.stale(report.DOCUMENTS, runs) == []
+
+
+@pytest.mark.repository
+def test_the_example_of_an_edit_is_what_the_strategy_does() -> None:
+    assert follow.table() in (ROOT / "docs" / "drafting.md").read_text()
 
 
 def test_runs_are_merged_by_model_and_device(tmp_path: Path) -> None:
