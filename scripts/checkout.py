@@ -133,9 +133,7 @@ def _mend(patch: Path, number: int) -> str:
 
 def _explain(checkout: Path, patch: Path, made_for: str, am_said: str, then: str) -> str:
     tried = git(checkout, "apply", "--check", str(patch), check=False).stderr
-    # A release that is about to be pinned is in the list too.
-    known = ", ".join(release for release in releases()[0] if not made_for.endswith(f" {release}"))
-    lines = [f"{patch.name} does not apply to {made_for}. It was made for mlx-lm {known}."]
+    lines = [f"{patch.name} does not apply to {made_for}. It was made for mlx-lm {releases()[1]}."]
     failed = re.findall(r"patch failed: (.+):(\d+)", tried)
     lines += [f"  {file}: {_hunk(patch, file, int(line))}" for file, line in failed]
     lines += [f"  {line.removeprefix('error: ')}" for line in (tried or am_said).splitlines() if not failed and line]

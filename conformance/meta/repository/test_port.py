@@ -163,6 +163,7 @@ def test_a_release_that_the_series_does_not_fit_is_not_pinned(whole: Clone) -> N
         done = pinned(whole, "9.9.9")
         assert done.returncode == 1
         assert "9.9.9 is not pinned, and nothing was changed: 0002-" in done.stderr
+        assert re.search(r"does not apply to mlx-lm 9\.9\.9\. It was made for mlx-lm [\d.]+\.\n", done.stderr)
         assert "scripts/port.sh 9.9.9 leaves the first conflict in vendor/mlx-lm-9.9.9" in done.stderr
         assert whole.state() == before
     assert whole.run("port.sh", "9.9.9").returncode == 3
