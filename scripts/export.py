@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from checkout import Stamp, changes, git, head
+from checkout import Stamp, changes, git, head, series_key
 from pin import PATCHES, Refused, Release, alone, export_command, find_release, patch_files, temporary
 
 
@@ -39,11 +39,11 @@ def run(release: Release, exported: Path, check: bool) -> int:
     if git(checkout, "status", "--porcelain").stdout:
         raise Refused(f"{checkout} has uncommitted changes; commit them first.")
     count = int(git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout)
-    if count < len(series) and head(checkout) == stamp.commit:
+    if head(checkout) == stamp.commit and stamp.key != series_key(release.sha256, patch_files(None, release.version)):
         of = "" if release.patches == PATCHES else f" --release {release.version}"
         raise Refused(
-            f"the checkout has {count} commits, as scripts/apply.sh made it, and patches/ {len(series)} patches. "
-            f"Run scripts/apply.sh{of} to make it again."
+            f"patches/ has changed since {os.path.relpath(checkout)} was made from it, "
+            f"and that has no commits of its own. Run scripts/apply.sh{of} to make it again."
         )
     if count < len(series):
         raise Refused(

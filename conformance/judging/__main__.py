@@ -74,9 +74,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
 
-    caches.small_steps()
     made, unasked = all_cases(adapter, args.only)
-    found = cases.ask(made, say)
+    with caches.small_steps():
+        found = cases.ask(made, say)
     about = {"mlx-lm": mlx_lm.__version__, "file": str(Path(mlx_lm.__file__).parent), "mlx": version("mlx")}
     about |= {"device": device(), "python": platform.python_version(), "adapter": adapter.name}
     result = {**about, "seconds": round(time.monotonic() - started), "unasked": unasked}

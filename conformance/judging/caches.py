@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from mlx_lm.models import cache as cache_module
 
@@ -205,11 +207,15 @@ def check(kind: Kind, contract: str, adapter: Adapter) -> None:
         raise NotShown("it refuses every program")
 
 
-def small_steps() -> None:
-    for name in {name for kind in KINDS for name in kind.classes}:
-        made = getattr(cache_module, name, None)
-        if made is not None and hasattr(made, "step"):
-            made.step = STEP
+@contextmanager
+def small_steps() -> Iterator[None]:
+    """Let the caches grow by few rows at a time, so that short programs meet every boundary."""
+    with ExitStack() as stack:
+        for name in {name for kind in KINDS for name in kind.classes}:
+            made = getattr(cache_module, name, None)
+            if made is not None and hasattr(made, "step"):
+                stack.enter_context(patch.object(made, "step", STEP))
+        yield
 
 
 def cases(adapter: Adapter) -> Iterator[Case]:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from mlx_lm.models import cache
 
 from conformance.judging import caches, rows, states, tests
 from conformance.judging.cases import Case
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
-
-
-@pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in {name for kind in caches.KINDS for name in kind.classes}:
-        if hasattr(getattr(cache, name, None), "step"):
-            monkeypatch.setattr(getattr(cache, name), "step", caches.STEP)
 
 
 @tests.of(caches, rows, states)

@@ -158,10 +158,12 @@ def raising(error: Exception) -> Case:
 @pytest.mark.planted
 def test_cases_as_a_test() -> None:
     fine, refused = Case("C1", "it", lambda: None), raising(Refused("no"))
-    tests.check([fine, refused])
+    tests.check([fine, raising(NotShown("no"))])
+    with pytest.raises(AssertionError, match="it: refused, no"):
+        tests.check([fine, refused])
     with pytest.raises(pytest.skip.Exception, match="refused: no"):
         tests.check([refused])
-    with pytest.raises(AssertionError, match="it: token 7 is lost\nprint"):
+    with pytest.raises(AssertionError, match="it: broken, token 7 is lost\nprint"):
         tests.check([fine, raising(Broken("token 7 is lost", "print(7)"))])
 
 
