@@ -12,11 +12,9 @@ from conformance.series.trees import run_tests
 FILES = ["test_prompt_cache", "test_generate", "test_server", "test_models", "test_gated_delta", "test_sample_utils"]
 _UNTRAINED = "it asks a trained model to say TEST"
 _METAL = "it calls a Metal kernel"
-_CHUNKED = "0.32.0 only: it compares the chunked form of an SSD layer with single steps, which round in another way"
 FLAT = "it compares sampled texts with and without a cached prompt, and random weights give a flat distribution"
 # Tests that fail on the stock release, offline, on a machine without Metal.
 KNOWN = {
-    "test_generate.py::TestGenerate::test_batch_continued_generation_ssm": _CHUNKED,
     "test_generate.py::TestGenerate::test_stream_generate_input_embeddings": _UNTRAINED,
     "test_generate.py::TestGenerate::test_stream_generate_input_embeddings_prefill": _UNTRAINED,
     "test_models.py::TestModels::test_bitnet": _METAL,

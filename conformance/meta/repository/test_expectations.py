@@ -111,14 +111,14 @@ def test_what_passes_is_an_improvement_where_the_file_is_borrowed(folder: Path) 
         ("0.32.3.dev4", "0.32.2"),
         ("0.33.0", "0.32.2"),
         ("0.32.2.dev1", "0.32.1"),
-        ("0.31.3", "0.32.0"),
-        ("unknown", "0.32.0"),
-        ("0.10.0", "0.32.0"),
+        ("0.31.3", "0.32.1"),
+        ("unknown", "0.32.1"),
+        ("0.10.0", "0.32.1"),
     ],
 )
 def test_the_nearest_release(tmp_path: Path, version: str, release: str) -> None:
     assert nearest(version, "stock", tmp_path).name == f"{version}-stock.txt"
-    for one in ("0.32.0", "0.32.1", "0.32.2"):
+    for one in ("0.32.1", "0.32.2"):
         (tmp_path / f"{one}-stock.txt").touch()
     assert nearest(version, "stock", tmp_path).name == f"{release}-stock.txt"
 

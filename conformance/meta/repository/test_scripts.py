@@ -97,7 +97,7 @@ def tox_commands(clone: Clone, environments: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line and not line.startswith("[")]
 
 
-ENVIRONMENTS = "patched,stock-0.32.0-lowest,selftest,series,port,review,micro,bench,lint"
+ENVIRONMENTS = "patched,stock-0.32.1-lowest,selftest,series,port,review,micro,bench,lint"
 
 
 def test_a_path_with_spaces_is_one_word_of_a_command_of_tox(clone: Clone) -> None:
@@ -151,16 +151,16 @@ def test_the_series_applies_to_each_release(clone: Clone, release: str) -> None:
 
 
 def test_another_form_of_a_patch_for_a_release(clone: Clone) -> None:
-    release, checkout = ("--release", "0.32.0"), clone.root / "vendor" / "mlx-lm-0.32.0"
-    folder, draft = clone.root / "patches" / "0.32.0", checkout / "mlx_lm" / "draft" / "loop.py"
+    release, checkout = ("--release", "0.32.1"), clone.root / "vendor" / "mlx-lm-0.32.1"
+    folder, draft = clone.root / "patches" / "0.32.1", checkout / "mlx_lm" / "draft" / "loop.py"
     clone.apply(*release)
     assert "unchanged" in clone.run("export.sh", *release).stdout
     before, last = {path.name for path in folder.glob("*.patch")}, sorted(clone.patches())[-1]
     assert last not in before
     draft.write_text(draft.read_text() + "# mine\n")
     git(checkout, "commit", "--all", "--amend", "--no-edit")
-    assert "export.sh --release 0.32.0" in clone.refused("apply.sh", "--no-install", *release)
-    assert f"patches/0.32.0/ is not what the checkout exports: {last}" in clone.refused(
+    assert "export.sh --release 0.32.1" in clone.refused("apply.sh", "--no-install", *release)
+    assert f"patches/0.32.1/ is not what the checkout exports: {last}" in clone.refused(
         "export.sh", "--check", *release
     )
     assert "1 changed" in clone.run("export.sh", *release).stdout

@@ -20,8 +20,7 @@ from conformance.series.trees import run_tests
 from conformance.series.upstream_tests import KNOWN
 
 pytestmark = pytest.mark.patched_source
-# With more variants, one series would no longer serve all releases. Five are for drafting. 0010 raises errors that
-# later releases raise themselves.
+# With more variants, one series would no longer serve all releases.
 MAX_VARIANTS = 6
 HEADINGS = ["Fixes", "Primitives", "Drafting", "Wiring"]
 COLUMNS = ["Patch", "What it does", "Why", "Tests", "Can be dropped when"]

@@ -59,14 +59,10 @@ PADDED = {"baichuan_m1", "bailing_moe_linear", "jamba", "longcat_flash_ngram"}
 PADDED |= {"mamba", "nemotron_h", "recurrent_gemma", "rwkv7"}
 # These treat columns as positions, or fail on a batch with padding. Each row is served alone.
 ONE_BY_ONE = {"afm7", "minimax_m3_vl", "gemma2", "gpt_bigcode"}
-# Earlier releases have more such models, and models in which a row that joins others differs from the row alone.
+# In 0.32.1, models in which a row that joins others differs from the row alone.
 RELEASE = mlx_lm.__version__.split("+")[0]
 
-
-if RELEASE == "0.32.0":
-    PADDED |= {"granitemoehybrid"}
-    ONE_BY_ONE |= {"minicpm3", "phixtral"}
-NOT_JOINED = {"mamba2", "falcon_h1"} if RELEASE in ("0.32.0", "0.32.1") else set[str]()
+NOT_JOINED = {"mamba2", "falcon_h1"} if RELEASE == "0.32.1" else set[str]()
 # The rounding of float32 logits in attention with padding, which adds in another order.
 ROUNDING = 1e-5
 
