@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import mlx.core as mx
 
 from conformance.check.prompts import Unusable, from_file
+from conformance.smollm2 import NotMade, path_of
 
 COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "compare blocks with single tokens"}
 
@@ -66,7 +67,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     added = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
     for one in added.values():
-        one.add_argument("--model", required=True, help="a directory or a Hugging Face repo")
+        one.add_argument(
+            "--model", required=True, help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh"
+        )
         one.add_argument("--device", choices=["cpu", "gpu"], help="default: what mlx chooses")
         one.add_argument("--json", type=new_file, metavar="FILE", help="write all numbers to a file, too")
     check, probe = added["check"], added["probe"]
@@ -90,7 +93,9 @@ def load(model: str) -> tuple[Any, Any]:
     import mlx_lm
 
     try:
-        found: tuple[Any, Any] = mlx_lm.load(model)
+        found: tuple[Any, Any] = mlx_lm.load(path_of(model))
+    except NotMade as error:
+        raise Unusable(str(error)) from error
     except (OSError, ValueError, RuntimeError) as error:
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
         if "tokenizer" in told:

@@ -1,6 +1,7 @@
 """Decode a few prompts with and without prompt lookup, and compare text and speed.
 
 python -m conformance.demo                                      # the model in this repository
+python -m conformance.demo --model smollm2                      # the one of scripts/model.sh
 python -m conformance.demo --model mlx-community/Qwen3-4B-4bit  # another model
 """
 
@@ -15,6 +16,7 @@ import mlx_lm
 from mlx_lm import load, stream_generate
 
 from conformance import FIXTURE
+from conformance.smollm2 import NotMade, path_of
 from conformance.testing.texts.prompts import PROMPTS
 
 SHOWN = ("rename", "json")
@@ -39,7 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=str(FIXTURE), help="a directory or a Hugging Face repo")
+    parser.add_argument(
+        "--model", default=str(FIXTURE), help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh"
+    )
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--prompt-lookup-num-tokens", type=int, default=8)
     args = parser.parse_args()
@@ -47,7 +51,10 @@ def main() -> int:
         print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show; scripts/apply.sh installs one that has")
         return 0
     print(f"mlx-lm {mlx_lm.__version__}, model {args.model}\n")
-    model, tokenizer = load(args.model)
+    try:
+        model, tokenizer = load(path_of(args.model))
+    except NotMade as error:
+        parser.error(str(error))
     lookup, equal = args.prompt_lookup_num_tokens, True
     for name in SHOWN:
         prompt = tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True)

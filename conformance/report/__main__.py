@@ -16,6 +16,7 @@ from typing import Any
 from conformance import ROOT
 from conformance.report.files import Unreadable, merged, read
 from conformance.report.page import filled, page
+from conformance.smollm2 import path_of
 
 KEPT, DOCUMENT = Path("benchmarks", "reports.json"), Path("benchmarks.md")
 
@@ -24,7 +25,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="scripts/report.sh", description=__doc__, formatter_class=form)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", help="a directory or a Hugging Face repo")
+    what.add_argument("--model", help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh")
     what.add_argument("--merge", nargs="+", type=Path, metavar="FILE", help="reports to put into the table")
     parser.add_argument(
         "--out", type=Path, default=Path(), metavar="FOLDER", help="where to write the report (default: here)"
@@ -83,8 +84,8 @@ def make(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     config: dict[str, Any] = {}
-    if Path(args.model).is_dir():
-        config = load_config(Path(args.model))
+    if (folder := Path(path_of(args.model))).is_dir():
+        config = load_config(folder)
     found = measured(args.model, model, tokenizer, config or vars(model.args), args.minutes, say)
     # A model may compute NaN or infinity, which JSON does not have.
     report = json.loads(json.dumps(found), parse_constant=lambda _: None)

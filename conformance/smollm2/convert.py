@@ -1,0 +1,136 @@
+"""Write the GGUF file of SmolLM2 as a model that mlx-lm loads.
+
+python -m conformance.smollm2.convert FILE.gguf INTO [--4bit]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+# llama.cpp's names for the parts of a layer, and those of mlx-lm.
+PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+OTHERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+EMBEDDING = OTHERS["token_embd"]
+GROUP, BITS, EMBEDDING_BITS = 32, 4, 8
+# The type of tokens such as <|im_end|>.
+CONTROL = 3
+
+
+def renamed(name: str) -> str:
+    """The name of a module in mlx-lm."""
+    if (layer := re.fullmatch(r"blk\.(\d+)\.(\w+)", name)) is not None:
+        return f"model.layers.{layer[1]}.{PARTS[layer[2]]}"
+    return OTHERS[name]
+
+
+def bits(module: str) -> int:
+    return EMBEDDING_BITS if module == EMBEDDING else BITS
+
+
+def converted(arrays: dict[str, mx.array], keep_4bit: bool) -> dict[str, mx.array]:
+    """The weights by mlx-lm's names: as they are with 16-bit scales, or as bfloat16."""
+    found = {}
+    for name in sorted({name.rpartition(".")[0] for name in arrays}):
+        module, weight, scales = renamed(name), arrays[f"{name}.weight"], arrays.get(f"{name}.scales")
+        print(f"\r\033[Kconverting {module}" if sys.stdout.isatty() else "", end="", flush=True)
+        if scales is None:
+            found[f"{module}.weight"] = weight.astype(mx.float16 if keep_4bit else mx.bfloat16)
+        elif keep_4bit:
+            found |= {f"{module}.{part}": arrays[f"{name}.{part}"] for part in ("weight", "scales", "biases")}
+        else:
+            exact = [x.astype(mx.float32) for x in (scales, arrays[f"{name}.biases"])]
+            whole = mx.dequantize(weight, *exact, GROUP, bits(module))
+            found[f"{module}.weight"] = whole.astype(mx.bfloat16)
+    print("\r\033[K" if sys.stdout.isatty() else "", end="", flush=True)
+    return found
+
+
+def config(about: dict[str, Any], keep_4bit: bool) -> dict[str, Any]:
+    """The config.json of the model, from what the GGUF file says of it."""
+
+    def number(name: str) -> Any:
+        return about[name].item()
+
+    made = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": number("llama.embedding_length"),
+        "intermediate_size": number("llama.feed_forward_length"),
+        "num_hidden_layers": number("llama.block_count"),
+        "num_attention_heads": number("llama.attention.head_count"),
+        "num_key_value_heads": number("llama.attention.head_count_kv"),
+        "max_position_embeddings": number("llama.context_length"),
+        "rms_norm_eps": round(number("llama.attention.layer_norm_rms_epsilon"), 9),
+        "rope_theta": number("llama.rope.freq_base"),
+        # The rows of queries and keys are in the order of llama.cpp.
+        "rope_traditional": True,
+        "tie_word_embeddings": True,
+        "vocab_size": number("llama.vocab_size"),
+        "bos_token_id": number("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": number("tokenizer.ggml.eos_token_id"),
+        "torch_dtype": "float16" if keep_4bit else "bfloat16",
+    }
+    if keep_4bit:
+        embedding = {"group_size": GROUP, "bits": EMBEDDING_BITS}
+        made["quantization"] = {"group_size": GROUP, "bits": BITS, EMBEDDING: embedding}
+    return made
+
+
+def write_tokenizer(about: dict[str, Any], into: Path) -> None:
+    """Byte pairs, with each digit a token of its own before they are merged."""
+    tokens, merges = about["tokenizer.ggml.tokens"], about["tokenizer.ggml.merges"]
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    types = about["tokenizer.ggml.token_type"].tolist()
+    special = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.save(str(into / "tokenizer.json"))
+    named = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[about["tokenizer.ggml.bos_token_id"].item()],
+        "eos_token": tokens[about["tokenizer.ggml.eos_token_id"].item()],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": about["llama.context_length"].item(),
+    }
+    (into / "tokenizer_config.json").write_text(json.dumps(named, indent=2) + "\n")
+    (into / "chat_template.jinja").write_text(about["tokenizer.chat_template"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gguf", metavar="FILE.gguf", type=Path)
+    parser.add_argument("into", metavar="INTO", type=Path, help="an empty folder")
+    parser.add_argument("--4bit", dest="keep_4bit", action="store_true", help="leave the weights in 4 bits")
+    args = parser.parse_args()
+    arrays, about = mx.load(str(args.gguf), return_metadata=True)
+    weights = converted(arrays, args.keep_4bit)
+    mx.save_safetensors(str(args.into / "model.safetensors"), weights, metadata={"format": "mlx"})
+    write_tokenizer(about, args.into)
+    (args.into / "config.json").write_text(json.dumps(config(about, args.keep_4bit), indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

