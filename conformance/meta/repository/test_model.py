@@ -31,7 +31,7 @@ TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *LETTERS, *"0123456789"
 def of_llama_cpp() -> tuple[dict[str, mx.array], dict[str, Any]]:
     """A llama of one layer with random weights, as mx.load reads it from a GGUF file of llama.cpp."""
     mx.random.seed(0)
-    arrays = {}
+    arrays: dict[str, mx.array] = {}
     shapes = {f"blk.0.{name}": (HIDDEN, HIDDEN) for name in conversion.PARTS if "norm" not in name}
     for name, shape in (shapes | {"token_embd": (len(TOKENS), HIDDEN)}).items():
         bits = 8 if name == "token_embd" else 4
@@ -39,7 +39,7 @@ def of_llama_cpp() -> tuple[dict[str, mx.array], dict[str, Any]]:
         arrays |= {f"{name}.{part}": array for part, array in zip(("weight", "scales", "biases"), parts, strict=True)}
         arrays |= {f"{name}.{part}": arrays[f"{name}.{part}"].astype(mx.float16) for part in ("scales", "biases")}
     arrays |= {f"{name}.weight": mx.ones(HIDDEN) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")}
-    numbers = {"embedding_length": HIDDEN, "feed_forward_length": HIDDEN, "block_count": 1, "context_length": 128}
+    numbers: dict[str, float] = {"embedding_length": HIDDEN, "feed_forward_length": HIDDEN, "block_count": 1, "context_length": 128}
     numbers |= {"attention.head_count": HEADS, "attention.head_count_kv": HEADS, "vocab_size": len(TOKENS)}
     numbers |= {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}
     about: dict[str, Any] = {f"llama.{name}": mx.array(number) for name, number in numbers.items()}
@@ -123,7 +123,7 @@ def test_a_model_that_is_not_there_names_its_command(tmp_path: Path, monkeypatch
 
 def run(clone: Clone, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run model.py as model.sh does where .venv is there."""
-    command = [sys.executable, clone.root / "scripts" / "model.py", *args]
+    command = [sys.executable, str(clone.root / "scripts" / "model.py"), *args]
     return subprocess.run(command, cwd="/", env=clone.env(env), capture_output=True, text=True)
 
 
