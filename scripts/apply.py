@@ -30,6 +30,7 @@ from pin import (
     Refused,
     Release,
     alone,
+    ended,
     export_command,
     fetch,
     find_release,
@@ -40,14 +41,7 @@ from pin import (
 
 def main() -> int:
     args = parse_args()
-    try:
-        if not args.no_install:
-            mlx_extra()
-        with alone():
-            return apply_source(args) if args.source else apply_release(args)
-    except Refused as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 1
+    return ended(lambda: apply(args))
 
 
 def parse_args() -> argparse.Namespace:
@@ -58,6 +52,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--until", metavar="N", type=int, help="stop after patch N")
     parser.add_argument("--no-install", action="store_true", help="only make the patched source")
     return parser.parse_args()
+
+
+def apply(args: argparse.Namespace) -> int:
+    if not args.no_install:
+        mlx_extra()
+    with alone():
+        return apply_source(args) if args.source else apply_release(args)
 
 
 def apply_release(args: argparse.Namespace) -> int:

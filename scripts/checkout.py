@@ -15,7 +15,7 @@ import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pin import PATCHES, Refused, Release, fetch, find_release, patch_files, releases, temporary
+from pin import PATCHES, Refused, Release, check_disk, fetch, find_release, patch_files, releases, temporary
 
 DATE = "Thu, 1 Jan 2026 00:00:00 +0000"
 IDENTITY = {"NAME": "mlx-lm prompt lookup", "EMAIL": "series@example.org", "DATE": DATE}
@@ -33,6 +33,8 @@ def git(where: Path, *args: str, check: bool = True) -> subprocess.CompletedProc
     env |= {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in IDENTITY.items()}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "LC_ALL": "C"}
     done = subprocess.run(["git", "-C", where, *args], env=env, capture_output=True, text=True)
+    if done.returncode != 0:
+        check_disk(done.stderr)
     if check and done.returncode != 0:
         raise Refused(f"git {' '.join(args)} failed in {where}: {done.stderr.strip()}")
     return done

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from checkout import Stamp, changes, git, head, series_key
-from pin import PATCHES, Refused, Release, alone, export_command, find_release, patch_files, temporary
+from pin import PATCHES, Refused, Release, alone, ended, export_command, find_release, patch_files, temporary
 
 
 def main() -> int:
@@ -23,12 +23,12 @@ def main() -> int:
     parser.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if patches/ would change")
     args = parser.parse_args()
-    try:
-        with alone(), temporary("export") as exported:
-            return run(find_release(args.release), exported, args.check)
-    except Refused as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 1
+    return ended(lambda: export(args))
+
+
+def export(args: argparse.Namespace) -> int:
+    with alone(), temporary("export") as exported:
+        return run(find_release(args.release), exported, args.check)
 
 
 def run(release: Release, exported: Path, check: bool) -> int:

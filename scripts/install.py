@@ -16,7 +16,17 @@ import zipfile
 from pathlib import Path
 
 from checkout import Stamp, git, head
-from pin import VENDOR, Refused, find_release, make_venv, patch_files, temporary
+from pin import (
+    VENDOR,
+    Refused,
+    check_disk,
+    ended,
+    find_release,
+    made_by_this_python,
+    make_venv,
+    patch_files,
+    temporary,
+)
 
 
 def mlx_extra() -> str:
@@ -38,6 +48,8 @@ def _stamp(venv: Path) -> Path:
 
 
 def installed(venv: Path, label: str, commit: str) -> bool:
+    if not made_by_this_python(venv):
+        return False
     stamp = _stamp(venv)
     wanted = {"label": label, "commit": commit, "extra": mlx_extra()}
     return stamp.exists() and json.loads(stamp.read_text()) == wanted
@@ -47,6 +59,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
     done = subprocess.run(command, env=os.environ | (env or {}), capture_output=True, text=True)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        check_disk(done.stderr)
         if "pip" in command and OFFLINE.search(done.stderr):
             raise Refused(
                 "pip needs packages that it could not download: is the network there? Then run the same command again."
@@ -140,15 +153,16 @@ def main() -> int:
     parser.add_argument("--stock", action="store_true", help="the release as it is, without the series")
     parser.add_argument("--lowest-mlx", action="store_true", help="with the oldest mlx that the release allows")
     args = parser.parse_args()
-    try:
-        checkout, commit, label = source(args)
-        wheel = build_wheel(checkout, label, commit)
-        pip_install(Path(sys.executable), wheel, label)
-        if args.lowest_mlx:
-            use_lowest_mlx(Path(sys.executable), wheel)
-    except Refused as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 1
+    return ended(lambda: install_here(args))
+
+
+def install_here(args: argparse.Namespace) -> int:
+    """Install into the environment of this Python."""
+    checkout, commit, label = source(args)
+    wheel = build_wheel(checkout, label, commit)
+    pip_install(Path(sys.executable), wheel, label)
+    if args.lowest_mlx:
+        use_lowest_mlx(Path(sys.executable), wheel)
     return 0
 
 

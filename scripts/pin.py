@@ -6,12 +6,14 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,32 @@ VENV = ROOT / ".venv"
 
 class Refused(Exception):
     """The user has to decide or fix something. The message says what."""
+
+
+def ended(command: Callable[[], int], refused: int = 1) -> int:
+    """Run a command and return its exit status. What stops it is one sentence, not a traceback."""
+    try:
+        return command()
+    except Refused as error:
+        said = str(error)
+    except OSError as error:
+        # A full disk, or a folder that nobody may write to.
+        said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    except KeyboardInterrupt:
+        print("\nerror: stopped. The same command starts again where this one began.", file=sys.stderr)
+        return 130
+    print(f"error: {said}", file=sys.stderr)
+    return refused
+
+
+# How git and pip name what is wrong with a disk and not with what they were asked to do.
+DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+
+
+def check_disk(said: str) -> None:
+    """Raise if a command failed for want of a disk to write to."""
+    if (trouble := DISK.search(said)) is not None:
+        raise Refused(f"{trouble[0]}: {ROOT} or the folder of temporary files cannot be written to.")
 
 
 @dataclass(frozen=True)
@@ -106,6 +134,7 @@ def _download(release: Release) -> None:
         pip = [*pip_command(scratch), "download", *options, *(["--require-hashes"] if pinned else [])]
         done = subprocess.run([*pip, "-d", scratch, "-r", wanted], capture_output=True, text=True)
         if done.returncode != 0:
+            check_disk(done.stderr)
             raise Refused(_download_failed(release, done.stderr))
         release.sdist.parent.mkdir(exist_ok=True)
         os.replace(scratch / release.sdist.name, release.sdist)
@@ -130,9 +159,19 @@ def pip_command(scratch: Path) -> list[str]:
 
 
 def make_venv(path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "venv", path], capture_output=True, text=True)
+    """Make a venv, or update one. What another Python made holds libraries that this one cannot load, and goes."""
+    clear = ["--clear"] if path.exists() and not made_by_this_python(path) else []
+    done = subprocess.run([sys.executable, "-m", "venv", *clear, path], capture_output=True, text=True)
     if done.returncode != 0:
+        check_disk(done.stdout + done.stderr)
         raise Refused(f"python -m venv failed (on Debian: apt install python3-venv). It says: {done.stdout.strip()}")
+
+
+def made_by_this_python(venv: Path) -> bool:
+    file = venv / "pyvenv.cfg"
+    said = dict(re.findall(r"^(\w+) = (.*)$", file.read_text(), re.MULTILINE)) if file.exists() else {}
+    same = said.get("executable") == os.path.realpath(sys.executable)
+    return same and said.get("version") == platform.python_version()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from pin import (
     Refused,
     Release,
     alone,
+    ended,
     fetch,
     fetch_unpinned,
     find_release,
@@ -55,14 +56,14 @@ HEADER = f"{'patch':60}  {'result':16} {'files':>5} {'hunks':>5}"
 
 def main() -> int:
     args = parse_args()
-    try:
-        with alone():
-            checkout, whole = port(args)
-        if args.test:
-            return suite(checkout) if whole else 3
-    except Refused as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 1
+    return ended(lambda: port_and_test(args))
+
+
+def port_and_test(args: argparse.Namespace) -> int:
+    with alone():
+        checkout, whole = port(args)
+    if args.test and whole:
+        return suite(checkout)
     return 0 if whole else 3
 
 

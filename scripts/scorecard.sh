@@ -23,12 +23,22 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 . "$here/python.sh"
 cd -- "$here/.."
 status=0
+started=$(mktemp)
+trap 'rm -f "$started"' EXIT
 if [ "${1-}" = "" ]; then
   "$here/tox.sh" -m matrix || status=$?
   "$here/tox.sh" -e selftest || status=$?
 elif [ "$1" != --render ]; then
   environments=$(IFS=, && echo "$*")
   "$here/tox.sh" -e "$environments" || status=$?
+fi
+if [ "${1-}" != --render ]; then
+  # What an earlier run left does not count as the result of this one.
+  found=$(find .tox/scorecards -name '*.json' -newer "$started" 2>/dev/null || true)
+  if [ -z "$found" ]; then
+    echo "error: no environment ran, so nothing was written; the lines above say why." >&2
+    exit 1
+  fi
 fi
 # Without a run, what is kept is written again.
 shopt -s nullglob

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conformance import ROOT
 from conformance.scorecard.cells import EXPECTED, FAILED, LEFT_OUT, PASSED, SKIPPED
 from conformance.scorecard.rows import ROWS, Row, find, part
 from conformance.testing.tally import TALLY
@@ -20,7 +22,9 @@ def sentence(report: pytest.TestReport | pytest.CollectReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = (crash.message if crash is not None else report.longreprtext).strip().splitlines()
     # xdist puts a line with the name of the process above the error.
-    return next((str(line)[:300] for line in lines if not line.startswith("[gw")), "")
+    said = next((str(line) for line in lines if not line.startswith("[gw")), "")
+    # The result is for readers who have other folders.
+    return said.replace(f"{ROOT}{os.sep}", "")[:300]
 
 
 def outcome(report: pytest.TestReport) -> tuple[str, str]:

@@ -1,0 +1,108 @@
+"""What goes wrong around the scripts is one sentence, and changes nothing: disks, other Pythons, Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pin
+import pytest
+
+from conformance import ROOT
+from conformance.scorecard.plugin import sentence
+from conformance.testing.clones import Clone, clone
+
+__all__ = ["clone"]
+pytestmark = pytest.mark.repository
+
+
+def raised(error: BaseException) -> Callable[[], int]:
+    def command() -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (pin.Refused("it cannot be."), "error: it cannot be.\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "vendor/x"), "error: No space left on device: vendor/x\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "vendor"), "error: Permission denied: vendor\n"),
+    ],
+    ids=["refused", "full", "read-only"],
+)
+def test_an_error_is_one_sentence(error: Exception, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pin.ended(raised(error), refused=3) == 3
+    assert capsys.readouterr().err == said
+
+
+def test_ctrl_c_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pin.ended(raised(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err.strip() == "error: stopped. The same command starts again where this one began."
+
+
+@pytest.mark.planted
+def test_a_fault_of_a_script_is_no_sentence() -> None:
+    with pytest.raises(ZeroDivisionError):
+        pin.ended(raised(ZeroDivisionError()))
+
+
+def test_a_full_disk_is_not_a_patch_that_does_not_apply(clone: Clone, tmp_path: Path) -> None:
+    """A git in front of the real one fails at the third patch, as it does when the disk is full."""
+    git, folder = shutil.which("git"), tmp_path / "bin"
+    folder.mkdir()
+    (folder / "git").write_text(
+        f'#!/bin/sh\ncase "$*" in *am*--quiet*0003*) echo "error: unable to write file: No space left on device" >&2; '
+        f'exit 128 ;; esac\nexec {git} "$@"\n'
+    )
+    (folder / "git").chmod(0o755)
+    said = clone.refused("apply.sh", "--no-install", PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert said.startswith("error: No space left on device: ")
+    assert "does not apply" not in said
+    assert not list((clone.root / "vendor").glob(".tmp-*"))
+
+
+def test_a_venv_of_another_python_is_made_anew(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    pin.make_venv(venv)
+    library = venv / "lib" / "library"
+    library.touch()
+    pin.make_venv(venv)
+    assert pin.made_by_this_python(venv)
+    assert library.exists()
+    config = venv / "pyvenv.cfg"
+    config.write_text(config.read_text().replace("version = 3.", "version = 2."))
+    assert not pin.made_by_this_python(venv)
+    pin.make_venv(venv)
+    assert pin.made_by_this_python(venv)
+    assert not library.exists()
+
+
+def test_a_scorecard_without_a_run_writes_nothing(clone: Clone) -> None:
+    """tox knows no such environment. An older run is there, which is not to be taken for its result."""
+    older = clone.root / ".tox" / "scorecards" / "patched.json"
+    tox = clone.root / ".venv-tox" / "bin"
+    for folder in (older.parent, tox):
+        folder.mkdir(parents=True)
+    older.write_text("{}")
+    for name in ("tox", "python"):
+        (tox / name).write_text('#!/bin/sh\necho "no such environment" >&2\nexit 254\n')
+        (tox / name).chmod(0o755)
+    assert "docs" not in os.listdir(clone.root)
+    before = clone.state()
+    done = clone.run("scorecard.sh", "nosuch")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: no environment ran, so nothing was written")
+    assert clone.state() == before
+
+
+def test_a_result_holds_no_path_of_the_machine() -> None:
+    crash = SimpleNamespace(message=f"OSError: {ROOT / 'docs' / 'use.md'} is not there")
+    report: Any = SimpleNamespace(longrepr=SimpleNamespace(reprcrash=crash))
+    assert sentence(report) == f"OSError: {os.path.join('docs', 'use.md')} is not there"
