@@ -118,15 +118,18 @@ def saves(record: Record) -> Any:
     return Path(record.at("save.path") or "").name
 
 
-def forgets(record: Record) -> Any:
-    """Whether the second of two requests drafts nothing from the first."""
-    first, second = (call["strategy"] for call in record.calls["step"][-2:])
+def shares(record: Record) -> Any:
+    """Whether the second of two requests drafts from the first."""
+    first, second = (call.get("strategy") for call in record.calls["step"][-2:])
+    if first is None or second is None:
+        return False
     first.observe(LEARNED)
     second.observe(LEARNED[:17])
-    return not second.propose(1)
+    return bool(second.propose(1))
 
 
 AUTO, MOD = "--draft-type auto", "--draft-type ngram-mod"
+OWN_MOD = {"draft_type": "ngram-mod"}
 STRATEGY = "step.strategy.__class__.__name__"
 Table = dict[str, tuple[Case, ...]]
 DRAFTING: Table = {
@@ -141,7 +144,7 @@ DRAFTING: Table = {
     "--ngram-size": (Case("5", ngram_size, 5, "--draft-type ngram-simple"),),
     "--disable-adaptive-gate": (Case("", "step.costs", None, AUTO),),
     "--draft-margin": (Case("0.25", "step.margin", 0.25, AUTO),),
-    "--draft-memory": (Case(MEMORY, remembers, True, MOD), Case(MEMORY, saves, MEMORY, MOD)),
+    "--draft-memory": (Case(MEMORY, remembers, True, MOD),),
 }
 SAMPLING: Table = {
     "--temp": (Case("0.5", "step.sampler.temp", 0.5),),
@@ -172,6 +175,8 @@ PIPELINE = (Case("", split_by_layers, True, ranks=2),)
 SYSTEM = (Case("Brief.", says("<|system|>Brief."), True),)
 ACTIVATIONS = (Case("", "load.model_config", {"quantize_activations": True}),)
 
+# The server saves what it has learned, and the benchmark nothing.
+KEPT = (*DRAFTING["--draft-memory"], Case(MEMORY, saves, MEMORY, MOD))
 SHOWN = (Case("", "mark_drafted.from_draft", True, AUTO),)
 # For the commands that take a text to draft from.
 DRAFT_MODEL: Table = {
@@ -199,6 +204,7 @@ GENERATE: Table = {
     "--chat-template-config": (Case('{"thinking":5}', "template.thinking", 5),),
     "--verbose": (Case("False", prints("Generation:"), False),),
     "--show-drafts": SHOWN,
+    "--draft-memory": KEPT,
     "--json": (Case("", prints('{"text": '), True),),
     "--max-kv-size": (Case("64", "step.max_kv_size", 64),),
     "--prompt-cache-file": (Case("a_cache", "step.prompt_cache.file_name", "a_cache"),),
@@ -212,6 +218,7 @@ CHAT: Table = {
     "--chat-template-config": (Case('{"thinking":5}', "template.thinking", 5),),
     "--pipeline": PIPELINE,
     "--show-drafts": SHOWN,
+    "--draft-memory": KEPT,
     **DRAFT_MODEL,
 }
 BENCHMARK: Table = {
@@ -229,7 +236,7 @@ SERVER: Table = {
     "--host": (Case("127.0.0.9", "http.address", "127.0.0.9"),),
     "--port": (Case("8099", "http.port", 8099),),
     "--allowed-origins": (Case("there,here", answers("Access-Control-Allow-Origin: here"), True),),
-    "--draft-memory-scope": (Case("request", forgets, True, MOD, then={}),),
+    "--draft-type": (*DRAFTING["--draft-type"], Case("ngram-mod", shares, True, body=OWN_MOD, then=OWN_MOD)),
     "--log-level": (Case("ERROR", "log.level", 40),),
     "--chat-template": (Case("x", "load.tokenizer_config", {"trust_remote_code": False, "chat_template": "x"}),),
     "--use-default-chat-template": (Case("", "tokenizer.it.chat_template", "default", template=False),),

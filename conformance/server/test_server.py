@@ -19,7 +19,12 @@ import pytest
 
 from conformance import FIXTURE
 from conformance.testing.faults.batch import draft_one_by_one, leave_the_last_block
-from conformance.testing.faults.server import planted, show_another_prefix, store_a_token_too_many
+from conformance.testing.faults.server import (
+    planted,
+    share_predictions,
+    show_another_prefix,
+    store_a_token_too_many,
+)
 from conformance.testing.models.tiny import save
 from conformance.testing.server.clients import EDIT, GATE_OFF, LONG, SHORT, SLOWLY, Reader, Reference, drafted
 from conformance.testing.server.endings import CASES, check_the_next_request
@@ -227,11 +232,38 @@ def test_a_memory_is_kept(right: Reference, models: dict[str, Path], tmp_path: P
     assert file.read_bytes() == kept[:-9]
 
 
-def test_scopes_of_the_memory(server: Server, right: Reference) -> None:
-    first, again = (accepted(server, right, MOD) for _ in range(2))
-    assert again > first
-    with serve(*MOD_OPTIONS, "--draft-memory-scope", "request", env=FAST) as alone:
-        assert [accepted(alone, right) for _ in range(2)] == [first, first]
+def test_who_shares_a_memory(server: Server, right: Reference) -> None:
+    """A server without a memory remembers nothing. In one with a memory, no request takes it from the others."""
+    alone = {accepted(server, right, MOD) for _ in range(2)}
+    assert len(alone) == 1
+    with serve(*MOD_OPTIONS, env=FAST) as sharing:
+        assert accepted(sharing, right) == min(alone)
+        again = accepted(sharing, right)
+        assert again > min(alone)
+        for size in (5, 4, 8, 9):
+            assert accepted(sharing, right, {"ngram_size": size}) < again
+        assert accepted(sharing, right) >= again
+
+
+def check_predictions_are_not_shared(sharing: Server, right: Reference, alone: int) -> None:
+    """What one client predicts and nobody says is drafted for no other client."""
+    guess = right(ASK).text
+    quiet = Request(CHAT, {"messages": chat("Quote."), "max_tokens": 4})
+    assert send(sharing, Request(quiet.path, quiet.body, {"prediction": predicted(guess)})).text == right(quiet).text
+    assert accepted(sharing, right) == alone, "drafted from a prediction of another client"
+
+
+def test_predictions_are_not_shared(server: Server, right: Reference) -> None:
+    with serve(*MOD_OPTIONS, env=FAST) as sharing:
+        check_predictions_are_not_shared(sharing, right, accepted(server, right, MOD))
+
+
+@pytest.mark.planted
+def test_a_shared_prediction_is_found(server: Server, right: Reference, tmp_path: Path) -> None:
+    fault = planted(share_predictions, tmp_path)
+    alone = accepted(server, right, MOD)
+    with serve(*MOD_OPTIONS, env=FAST | fault) as sharing, pytest.raises(AssertionError, match="another client"):
+        check_predictions_are_not_shared(sharing, right, alone)
 
 
 def wrong(field: str, *values: Any) -> list[tuple[str, Any]]:

@@ -38,7 +38,6 @@ CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "server": {
         "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
-        "--draft-memory memory --draft-memory-scope request": ("--draft-memory", "--draft-memory-scope"),
     },
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import server
+from mlx_lm.draft.ngram_mod import NgramModStrategy
 from mlx_lm.draft.options import DraftOptions
 from mlx_lm.models import llama
 from mlx_lm.models.cache import LRUPromptCache
@@ -123,3 +124,15 @@ def prefill_slowly_and_wait() -> None:
     server.ResponseGenerator._ends_early = lambda *_: False
     stop_and_join = server.ResponseGenerator.stop_and_join
     server.ResponseGenerator.stop_and_join = lambda self, timeout=None: stop_and_join(self)
+
+
+def share_predictions() -> None:
+    """The shared memory learns the prediction of a request."""
+    make = NgramModStrategy.__init__
+
+    def make_and_learn(self: Any, table: Any, *args: Any, draft_reference: Any = None, **kwargs: Any) -> None:
+        make(self, table, *args, **kwargs)
+        if draft_reference:
+            NgramModStrategy(table).observe(draft_reference)
+
+    NgramModStrategy.__init__ = make_and_learn
