@@ -29,15 +29,10 @@ from conformance.testing.decode.batches import (
     answers,
     break_part,
 )
-from conformance.testing.models.architectures import build, make_cache, runnable
+from conformance.testing.models.architectures import batched
 from conformance.testing.models.families import model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
-
-
-def batched() -> list[str]:
-    """The architectures whose caches can be merged."""
-    return [name for name in runnable() if all(hasattr(cache, "merge") for cache in make_cache(build(name)))]
 
 
 @pytest.mark.parametrize("name", batched())

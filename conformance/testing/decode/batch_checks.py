@@ -57,8 +57,8 @@ SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None,
 # These treat padding as tokens. A batch of several lengths differs from its rows alone, with and without drafts alike.
 PADDED = {"baichuan_m1", "bailing_moe_linear", "jamba", "longcat_flash_ngram"}
 PADDED |= {"mamba", "nemotron_h", "recurrent_gemma", "rwkv7"}
-# These treat columns as positions, or fail on a batch with padding. Each row is served alone.
-ONE_BY_ONE = {"afm7", "minimax_m3_vl", "gemma2", "gpt_bigcode"}
+# These fail on a batch of several rows. Each row is served alone.
+ONE_BY_ONE = {"gemma2", "gpt_bigcode"}
 # In 0.32.1, models in which a row that joins others differs from the row alone.
 RELEASE = mlx_lm.__version__.split("+")[0]
 

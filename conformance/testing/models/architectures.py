@@ -23,7 +23,7 @@ UNRUNNABLE: dict[str, str] = {
     "muse_spark": "Its attention and its router are Metal kernels and have no other implementation.",
     "muse_spark_open": "Its attention and its router are Metal kernels and have no other implementation.",
     "olmo": "Its module ends the process without the package ai2-olmo, and with it a prompt of two tokens raises.",
-    "phi3small": "Its sparse layers add the boolean mask to the scores, so a token sees the ones that follow it.",
+    "phi3small": "It needs a vocabulary of over 100,000 tokens, and gives some of them a logit of minus infinity.",
 }
 
 # Random matrices are this much larger than those of mlx. With the usual size a layer adds little to its input, and
@@ -63,6 +63,11 @@ def model_files() -> list[str]:
 def runnable() -> list[str]:
     """The models of the installed mlx-lm that `build` can make and a CPU can run."""
     return [name for name in model_files() if name in CONFIGS and name not in UNRUNNABLE]
+
+
+def batched() -> list[str]:
+    """The runnable models whose caches can be merged."""
+    return [name for name in runnable() if all(hasattr(cache, "merge") for cache in make_cache(build(name)))]
 
 
 def _fill(value: mx.array) -> mx.array:
