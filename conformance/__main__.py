@@ -56,8 +56,10 @@ def length_or_auto(text: str) -> int | str:
 
 def new_file(text: str) -> Path:
     """A file in a folder that is there."""
-    if Path(text).is_dir() or not Path(text).parent.is_dir():
-        raise ValueError
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {Path(text).parent}")
     return Path(text)
 
 

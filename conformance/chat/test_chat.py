@@ -6,6 +6,7 @@ The text is the same, turns 2 to 4 draft from the earlier answers, and no token 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -167,7 +168,7 @@ PUBLISHED = """python -m mlx_lm chat \\
 @pytest.mark.parametrize(("draft_type", "length", "size"), [("ngram-simple", 4, 3), ("ngram-mod", 6, 16)])
 def test_the_published_commands(draft_type: str, length: int, size: int) -> None:
     """The published commands, with the model of this repository and four turns through a pipe."""
-    command = PUBLISHED.format(draft_type, length, size).replace("Qwen/Qwen3-8B-MLX-4bit", str(FIXTURE))
+    command = PUBLISHED.format(draft_type, length, size).replace("Qwen/Qwen3-8B-MLX-4bit", shlex.quote(str(FIXTURE)))
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     lines = "\n".join([*QUERIES, "q", ""])
     done = subprocess.run(command, shell=True, input=lines, capture_output=True, text=True, env=env)

@@ -29,7 +29,9 @@ def blocks(file: str, language: str) -> list[str]:
     """The code in the section about drafting of a document, with the fixture as the model."""
     section = (checkout() / file).read_text().split("### Drafting from the Prompt\n")[1].split("\n### ")[0]
     found: list[str] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
-    return [MODELS.sub(str(FIXTURE), block) for block in found]
+    # A word of a command, or a string of Python as it is.
+    fixture = str(FIXTURE) if language == "python" else shlex.quote(str(FIXTURE))
+    return [MODELS.sub(fixture, block) for block in found]
 
 
 def run(command: list[str], folder: Path, typed: str = "") -> str:

@@ -5,6 +5,7 @@ docs/drafting.md shows the table that this prints.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from typing import Any
@@ -78,4 +79,5 @@ def table() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m conformance.simulate.follow", description=__doc__).parse_args()
     print(table())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from conformance import FIXTURE
 from conformance.testing.commands.recorders import COMMANDS, module_of
 
+WEIGHTS = shlex.quote(str(FIXTURE / "model.safetensors"))
 LOOKUP = "--prompt-lookup-num-tokens"
 # The options that a user types, and the words that the error has to name.
 CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -23,14 +25,17 @@ CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--draft-type auto --draft-margin 1 --temp 0.5": ("--draft-margin", "--temp"),
         "--draft-memory memory": ("--draft-memory", "ngram-mod"),
         "--draft-type auto --draft-reference no.txt": ("--draft-reference", "no.txt"),
-        f"--draft-type auto --draft-reference {FIXTURE}/model.safetensors": ("--draft-reference", "not UTF-8"),
+        f"--draft-type auto --draft-reference {WEIGHTS}": ("--draft-reference", "not UTF-8"),
         "--ngram-size 3": ("--ngram-size", "--draft-type"),
     },
     "chat": {
         "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type", "suffix"),
         "--draft-type auto --draft-memory memory": ("--draft-memory", "ngram-mod"),
         "--draft-type auto --draft-model nowhere/nothing": ("--draft-type", "--draft-model"),
-        f"--draft-model nowhere/nothing --draft-reference {__file__}": ("--draft-model", "--draft-reference"),
+        f"--draft-model nowhere/nothing --draft-reference {shlex.quote(__file__)}": (
+            "--draft-model",
+            "--draft-reference",
+        ),
     },
     "benchmark": {
         "--draft-type auto --batch-size 2": ("--draft-type", "--batch-size"),
@@ -48,7 +53,7 @@ def test_contradictions_are_errors_before_a_model_is_loaded(
 ) -> None:
     module = module_of(command)
     for typed, named in CONTRADICTIONS[command].items():
-        monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", "--model", "nowhere/nothing", *typed.split()])
+        monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", "--model", "nowhere/nothing", *shlex.split(typed)])
         with pytest.raises(SystemExit) as ended:
             module.main()
         error = capsys.readouterr().err.splitlines()[-1]
