@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -36,6 +37,7 @@ __all__ = ["small_steps"]
 SEARCH = settings(parent=PROFILE, max_examples=4000, derandomize=True, phases=[Phase.generate])
 
 
+kv_trim = KVCache.trim
 kv_restore, kv_update = KVCache.restore, KVCache.update_and_fetch
 chunked_restore, arrays_restore, list_restore = ChunkedKVCache.restore, ArraysCache.restore, CacheList.restore
 batch_restore, batch_rotating_restore = BatchKVCache.restore, BatchRotatingKVCache.restore
@@ -49,7 +51,7 @@ def restore_one_further(cache: KVCache, snapshot: Any) -> None:
 
 def forget_what_was_cut(cache: KVCache, keys: mx.array, values: mx.array) -> Any:
     """A cache forgets that rows were cut once they are overwritten."""
-    cache._cuts = tuple(max(rows, cache.offset + keys.shape[2]) for rows in cache._cuts)
+    cache._cuts = []
     return kv_update(cache, keys, values)
 
 
@@ -99,8 +101,34 @@ def restore_without_the_groups(cache: LayerCache, snapshot: dict[str, Any]) -> N
     vars(cache).update({name: x for name, x in snapshot.items() if not name.startswith("pending")})
 
 
-def drop_of_the_first(cache: CacheList, n: Any) -> None:
-    cache.caches[0].trim(n)
+def trim_the_first(cache: CacheList, n: Any) -> Any:
+    return cache.caches[0].trim(n)
+
+
+def end_in_one_column(cache: BatchKVCache) -> tuple[Any, ...]:
+    """Reading the state moves the rows of a batch."""
+    cache._align()
+    return cache.keys, cache.values, cache.offset, cache.left_padding, cache._idx
+
+
+def columns_for_rows(cache: BatchKVCache) -> list[int]:
+    """A row that ends before the others does not count where it ends."""
+    return [cache._idx] * len(cache.offset.tolist())
+
+
+def always_keep(cache: ArraysCache, i: int) -> Any:
+    """Every pass keeps what it takes to trim it, also where no draft is in it."""
+    return partial(cache._keep, i)
+
+
+def refuse_to_clamp(cache: KVCache, n: int) -> int:
+    if not 0 <= n <= cache.offset:
+        raise ValueError(f"{type(cache).__name__} cannot be trimmed by {n}.")
+    return kv_trim(cache, n)
+
+
+def ask_for_an_int(cache: KVCache, n: Any) -> bool:
+    return isinstance(n, int) and 0 <= n <= cache.offset
 
 
 def ask_the_first(cache: CacheList, n: Any) -> bool:
@@ -148,6 +176,8 @@ mask_of_a_part_of_the_ring = mutant(BatchRotatingKVCache.make_mask, *RING)
     ("kv", KVCache, "restore", restore_one_further),
     ("kv", KVCache, "update_and_fetch", forget_what_was_cut),
     ("kv", KVCache, "_cut", nothing),
+    ("kv", KVCache, "trim", refuse_to_clamp),
+    ("kv", KVCache, "can_trim", ask_for_an_int),
     ("quantized", QuantizedKVCache, "_cut", nothing),
     ("quantized", QuantizedKVCache, "_drop", drop_one_short),
     ("rotating", RotatingKVCache, "restore", restore_without_the_index),
@@ -159,15 +189,17 @@ mask_of_a_part_of_the_ring = mutant(BatchRotatingKVCache.make_mask, *RING)
     ("batch arrays", ArraysCache, "_drop", drop_the_most_of_a_state),
     ("arrays", ArraysCache, "trim", trim_one_row_late),
     ("mixed", ArraysCache, "history", lambda *_: nothing),
+    ("arrays", ArraysCache, "history", always_keep),
     ("batch", BatchKVCache, "restore", restore_without_the_offsets),
     ("batch", BatchKVCache, "_cut", nothing),
+    ("batch", BatchKVCache, "_ends", columns_for_rows),
     ("batch", BatchKVCache, "_drop", drop_the_least),
     ("batch rotating", BatchRotatingKVCache, "restore", restore_the_same_padding),
     ("batch rotating", BatchRotatingKVCache, "_drop", drop_and_keep_the_rows),
     ("batch rotating", BatchRotatingKVCache, "_drop", drop_the_least_of_a_window),
     ("batch rotating", BatchRotatingKVCache, "can_trim", forget_what_was_evicted),
     ("batch rotating", BatchRotatingKVCache, "make_mask", mask_of_a_part_of_the_ring),
-    ("list of kv and rotating", CacheList, "_drop", drop_of_the_first),
+    ("list of kv and rotating", CacheList, "trim", trim_the_first),
     ("list of kv and rotating", CacheList, "can_trim", ask_the_first),
     ("list of kv and rotating", CacheList, "restore", restore_the_first),
     ("layer", LayerCache, "restore", restore_without_the_groups),
@@ -176,6 +208,13 @@ def test_a_planted_fault_is_found(where: str) -> None:
     errors = (AssertionError, AttributeError, ValueError, IndexError, RuntimeError, pytest.fail.Exception)
     with pytest.raises(errors):
         run(BatchMachine if where in BATCHES else CacheMachine, where, SEARCH)
+
+
+@pytest.mark.planted
+def test_a_state_that_moves_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BatchKVCache, "state", BatchKVCache.state.getter(end_in_one_column))
+    with pytest.raises((AssertionError, ValueError)):
+        run(BatchMachine, "batch", SEARCH)
 
 
 def fed(cache: Any, *lengths: int, batch: int = 1) -> Any:

@@ -96,7 +96,7 @@ class BatchMachine(CacheMachine):
     @rule(length=st.integers(2, LONGEST), data=st.data())
     def reject_by_row(self, length: int, data: st.DataObject) -> None:
         """Right after a block, each row drops its own number of tokens. Then it is as if they were never fed."""
-        self.update(length)
+        self.update(length, drafted=True)
         least = self.world.droppable
         wanted = data.draw(st.lists(st.integers(0, length), min_size=len(self.sizes), max_size=len(self.sizes)))
         possible = can_trim_prompt_cache(self.world.caches, wanted)
@@ -110,8 +110,7 @@ class BatchMachine(CacheMachine):
             reference.drop(wanted)
         self.world.droppable = 0
         for cache, rows in self.world.rows():
-            # If the numbers differ, rows before the block may be overwritten.
-            self.world.cut(cache, rows if len(set(wanted)) == 1 else -1)
+            self.world.cut(cache, rows)
         self.probe()
 
     @precondition(lambda self: not self.pending)
@@ -137,7 +136,7 @@ class BatchMachine(CacheMachine):
     @rule()
     def finalize(self) -> None:
         while max(self.world.references[0].lengths or [0]) > 0:
-            self.update(LONGEST)
+            self.update(LONGEST, drafted=False)
         self.world.cut_all()
         for cache in self.world.caches:
             cache.finalize()
