@@ -20,7 +20,15 @@ import pytest
 import requests
 
 from conformance import FIXTURE
-from conformance.testing.faults.server import answer_in_words, never_look_at_the_client, planted, save_often
+from conformance.testing.faults.server import (
+    answer_in_words,
+    answer_with_all_models,
+    ignore_n,
+    name_tokens_as_the_vocabulary,
+    never_look_at_the_client,
+    planted,
+    save_often,
+)
 from conformance.testing.server.clients import EDIT, ENDLESS, GATE_OFF, SHORT, Reference
 from conformance.testing.server.process import CHAT, FAST, Server, ServerFailed, serve
 from conformance.testing.server.traffic import Body, Request, send
@@ -154,16 +162,69 @@ def test_the_models_without_a_hub_cache(tmp_path: Path) -> None:
         assert [model.id for model in openai_of(server).models.list()] == [str(FIXTURE.resolve())]
 
 
-def test_the_chosen_token_is_listed(client: openai.OpenAI) -> None:
-    """The listed tokens join to the text, and the top tokens are in order."""
+def check_models(server: Server, client: openai.OpenAI) -> None:
+    """Each model of the list can be asked for. The error for another one names it and those that are there."""
+    listed = list(client.models.list())
+    for model in listed:
+        assert client.models.retrieve(model.id) == model
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.models.retrieve("nowhere/nothing")
+    errors = [refused.value.message]
+    errors.append(send(server, Request(CHAT, SHORT.body | {"model": "nowhere/nothing"})).error)
+    for error in errors:
+        assert all(name in error for name in ["nowhere/nothing", *(model.id for model in listed)]), error
+
+
+def test_models_are_found_by_their_names(server: Server, client: openai.OpenAI) -> None:
+    check_models(server, client)
+
+
+def check_choices(client: openai.OpenAI) -> None:
+    """As many choices as were asked for, or an error."""
+    fields: dict[str, Any] = {"model": "default_model", **SHORT.body}
+    for n in (1, None, 2, 0):
+        if n in (1, None):
+            assert len(client.chat.completions.create(**fields, n=n).choices) == 1
+        else:
+            with pytest.raises(openai.BadRequestError, match=r"\bn\b"):
+                client.chat.completions.create(**fields, n=n)
+
+
+def test_choices(client: openai.OpenAI) -> None:
+    check_choices(client)
+
+
+def check_listed_tokens(client: openai.OpenAI) -> None:
+    """The listed tokens and their bytes join to the text, and the top tokens are in order."""
     fields: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 12, "logprobs": True}
     for temperature in (0, 3):
         choice = client.chat.completions.create(**fields, top_logprobs=5, temperature=temperature, seed=1).choices[0]
         assert choice.logprobs is not None
-        for token in choice.logprobs.content or ():
+        tokens = choice.logprobs.content or []
+        assert "".join(token.token for token in tokens) == choice.message.content
+        assert bytes(b for token in tokens for b in token.bytes or ()).decode() == choice.message.content
+        for token in tokens:
             listed = [top.logprob for top in token.top_logprobs]
             assert listed == sorted(listed, reverse=True)
             assert (token.token == token.top_logprobs[0].token) or temperature
+
+
+def test_the_chosen_token_is_listed(client: openai.OpenAI) -> None:
+    check_listed_tokens(client)
+
+
+def check_what_clients_expect(server: Server) -> None:
+    client = openai_of(server)
+    check_models(server, client)
+    check_choices(client)
+    check_listed_tokens(client)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("broken", [name_tokens_as_the_vocabulary, answer_with_all_models, ignore_n], indirect=True)
+def test_what_clients_do_not_expect_is_found(broken: Server) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check_what_clients_expect(broken)
 
 
 def accepted(server: Server) -> int:
