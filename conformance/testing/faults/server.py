@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm import server
+from mlx_lm import sample_utils, server
 from mlx_lm.draft.ngram_mod import NgramModStrategy
 from mlx_lm.draft.options import DraftOptions
 from mlx_lm.models import llama
@@ -157,3 +157,22 @@ def answer_with_all_models() -> None:
 def ignore_n() -> None:
     check = server._check_value
     server._check_value = lambda name, *args, **kwargs: None if name == "n" else check(name, *args, **kwargs)
+
+
+def let_any_number_through() -> None:
+    """Not a fault: a sampler raises while it is compiled, for a field of another type."""
+    server._check_value = lambda *_, **__: None
+
+
+def keep_placeholders() -> None:
+    """A compiled sampler that raises leaves placeholders in the random state."""
+    let_any_number_through()
+    for name in ("apply_top_k", "apply_top_p", "apply_min_p", "apply_xtc", "categorical_sampling"):
+        drawn = getattr(sample_utils, name).__wrapped__
+        setattr(sample_utils, name, mx.compile(drawn, inputs=mx.random.state, outputs=mx.random.state))
+
+
+def keep_placeholders_in_secret() -> None:
+    """The same, and /health does not tell."""
+    keep_placeholders()
+    server.ResponseGenerator._check_sampling = lambda _: None
