@@ -17,14 +17,13 @@ from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from conformance.testing.decode.batch_blocks import PROMPT, TEXTS, alone, apart, as_close, in_step, prompted
-from conformance.testing.decode.batch_checks import ONE_BY_ONE
 from conformance.testing.faults.planted import planted
 from conformance.testing.models.architectures import batched, build, make_cache
 from conformance.testing.models.families import mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 BLOCKS = [5, SHORT_BLOCK]
-NAMES = [name for name in batched() if name not in ONE_BY_ONE]
+NAMES = batched()
 
 
 def batches(model: Any) -> Iterator[tuple[str, list[Any], list[list[int]]]]:

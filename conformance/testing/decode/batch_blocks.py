@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import PromptProcessingBatch
-from mlx_lm.models.cache import trim_prompt_cache
+from mlx_lm.models.cache import snapshot_prompt_cache, trim_prompt_cache
 
 from conformance.testing.decode.batches import VOCAB
 from conformance.testing.decode.recorder import gap, log_probabilities
@@ -66,6 +66,8 @@ def ending_apart(model: Any) -> list[Rows]:
         for text, end, n in zip(TEXTS, ends, kept, strict=True):
             right = text[end : end + BLOCK]
             block.append(right[:n] + [(token + 1) % VOCAB for token in right[n:]])
+        # Recurrent layers learn from it that the next block may be trimmed.
+        snapshot_prompt_cache(layers)
         fed = feed(model, layers, block)
         trim_prompt_cache(layers, [BLOCK - n for n in kept])
         for i, n in enumerate(kept):

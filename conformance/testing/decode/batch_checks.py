@@ -56,9 +56,7 @@ ROWS = (Row(21, 1.0, 30), Row(3, 0.5, 20), Row(9, 0.0, 10), Row(14, None, 10))
 SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None, 6))}
 # These treat padding as tokens. A batch of several lengths differs from its rows alone, with and without drafts alike.
 PADDED = {"baichuan_m1", "bailing_moe_linear", "jamba", "longcat_flash_ngram"}
-PADDED |= {"mamba", "nemotron_h", "recurrent_gemma", "rwkv7"}
-# These fail on a batch of several rows. Each row is served alone.
-ONE_BY_ONE = {"gemma2", "gpt_bigcode"}
+PADDED |= {"internlm2", "internlm3", "mamba", "recurrent_gemma", "rwkv7"}
 # In 0.32.1, models in which a row that joins others differs from the row alone.
 RELEASE = mlx_lm.__version__.split("+")[0]
 
@@ -72,8 +70,7 @@ def serve(name: str, model: Any, rights: list[Recording], drafted: bool) -> list
     for row, right in zip(rows_of(name), rights, strict=True):
         script = Partly(row.prompt + right.tokens, row.share or 0)
         requests.append(Request(row.prompt, row.n, script if drafted and row.share is not None else None))
-    groups = [[request] for request in requests] if name in ONE_BY_ONE else [requests]
-    return [answer for group in groups for answer in answers(BatchGenerator(model, draft_costs=FREE), group)]
+    return answers(BatchGenerator(model, draft_costs=FREE), requests)
 
 
 def rows_of(name: str) -> tuple[Row, ...]:
