@@ -22,7 +22,10 @@ from conformance.testing.faults.server import (
     planted,
     prefill_slowly,
     prefill_slowly_and_wait,
+    stop_at_a_second_signal,
+    stop_without_a_word,
 )
+from conformance.testing.server.clients import EDIT, ENDLESS
 from conformance.testing.server.process import FAST, TEXT, ServerFailed, serve
 
 
@@ -58,6 +61,57 @@ def test_it_stops_soon(sig: signal.Signals, slow: Callable[[], None], tmp_path: 
 def test_a_server_that_takes_its_time_is_found(slow: Callable[[], None], tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="it took"):
         stop_soon(signal.SIGTERM, slow, tmp_path)
+
+
+def stop_a_batch(file: Path, env: dict[str, str], removed: Path | None = None) -> None:
+    """Stop a server with three signals. It tells the clients of its batch, saves its memory and ends."""
+    options = ("--draft-type", "ngram-mod", "--draft-memory", str(file))
+    body = {"messages": EDIT, **ENDLESS, "max_tokens": 20_000}
+    with serve(*options, env=FAST | env) as server, ThreadPoolExecutor(2) as pool:
+        streams = [pool.submit(server.stream, body) for _ in range(2)]
+        while server.log.count("progress") < 2:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        if removed is not None:
+            removed.rmdir()
+        for sig in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            if server.process.poll() is None:
+                server.process.send_signal(sig)
+            time.sleep(0.2)
+        code = server.process.wait(server.timeout)
+        for stream in streams:
+            assert "error" in stream.result().events[-1], "its client is not told"
+        assert file.exists(), "its memory is lost"
+        assert code == 0
+
+
+def test_a_batch_is_stopped(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match="the server ended with 0"):
+        stop_a_batch(tmp_path / "memory", {})
+
+
+def test_a_memory_that_cannot_be_saved(tmp_path: Path) -> None:
+    """The server ends all the same."""
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    with pytest.raises(AssertionError, match="its memory is lost"):
+        stop_a_batch(folder / "memory", {}, removed=folder)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("fault", [stop_without_a_word, stop_at_a_second_signal])
+def test_a_stop_that_loses_something_is_found(fault: Callable[[], None], tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, OSError)) as found:
+        stop_a_batch(tmp_path / "memory", planted(fault, tmp_path))
+    assert "the server ended with 0" not in str(found.value)
+
+
+def test_an_address_that_is_none() -> None:
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(FIXTURE), "--host", ".x"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **FAST}, timeout=TOO_LONG + 30)
+    assert done.returncode == 1
+    assert "Cannot serve at" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -176,3 +177,19 @@ def keep_placeholders_in_secret() -> None:
     """The same, and /health does not tell."""
     keep_placeholders()
     server.ResponseGenerator._check_sampling = lambda _: None
+
+
+def stop_without_a_word() -> None:
+    """A stopping server does not wait until its clients are told."""
+
+    def stop_and_join(self: Any, timeout: Any = None) -> bool:
+        self._stop = True
+        self._generation_thread.join(timeout)
+        return not self._generation_thread.is_alive()
+
+    server.ResponseGenerator.stop_and_join = stop_and_join
+
+
+def stop_at_a_second_signal() -> None:
+    """A second signal ends a server before it has saved its memory."""
+    server._interrupt = signal.default_int_handler

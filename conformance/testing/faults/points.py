@@ -1,0 +1,83 @@
+"""Errors at the points of a server that requests pass, and faults of a server whose clients leave."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm import server
+from mlx_lm.models.cache import LRUPromptCache
+
+# A request whose prompt has one of these words raises there.
+POINTS = ("fetches", "joins", "stores")
+RESTING = "at rest with"
+
+
+def raise_at_points() -> None:
+    """Not a fault: a request that names a point raises there. The log says what an idle server holds."""
+    generator, held = server.ResponseGenerator, [0]
+    tokenizer: list[Any] = []
+    fetch, wait = generator._fetch_cache, generator._next_request
+    join, insert = server.BatchGenerator.insert_segments, LRUPromptCache.insert_cache
+
+    def check(point: str, tokens: Any) -> None:
+        if point in tokenizer[0].decode([t for t in tokens if t >= 0]):
+            raise ZeroDivisionError(f"the point {point} raises")
+
+    def fetch_or_raise(self: Any, tokens: Any) -> Any:
+        tokenizer[:] = [self.model_provider.tokenizer]
+        check("fetches", tokens)
+        return fetch(self, tokens)
+
+    def join_or_raise(self: Any, segments: Any, **kwargs: Any) -> Any:
+        check("joins", sum(segments[0], kwargs["all_tokens"][0]))
+        return join(self, segments, **kwargs)
+
+    def insert_or_raise(self: Any, model: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        check("stores", tokens)
+        return insert(self, model, tokens, *args, **kwargs)
+
+    def wait_and_tell(self: Any, timeout: Any = None) -> Any:
+        request = wait(self, timeout)
+        active = mx.get_active_memory()
+        if request is None and timeout and active != held[0]:
+            held[0] = active
+            print(RESTING, active, flush=True)
+        return request
+
+    generator._fetch_cache, generator._next_request = fetch_or_raise, wait_and_tell
+    server.BatchGenerator.insert_segments, LRUPromptCache.insert_cache = join_or_raise, insert_or_raise
+
+
+def die_where_a_request_joins() -> None:
+    """An exception while a request joins the batch ends the generation thread."""
+    raise_at_points()
+    fetch = server.ResponseGenerator._fetch_cache
+
+    def fetch_or_die(self: Any, tokens: Any) -> Any:
+        try:
+            return fetch(self, tokens)
+        except ZeroDivisionError as e:
+            raise SystemExit from e
+
+    server.ResponseGenerator._fetch_cache = fetch_or_die
+
+
+def decode_for_nobody() -> None:
+    """A request goes on after its client left."""
+    raise_at_points()
+    server.GenerationContext.stop = lambda _: None
+
+
+def keep_every_row() -> None:
+    """What a request has computed is never freed."""
+    raise_at_points()
+    insert, kept = LRUPromptCache.insert_cache, []
+
+    def insert_and_keep(self: Any, model: Any, tokens: Any, cache: Any, **kwargs: Any) -> None:
+        kept.append(deepcopy(cache))
+        mx.eval([each.state for each in kept[-1]])
+        insert(self, model, tokens, cache, **kwargs)
+
+    LRUPromptCache.insert_cache = insert_and_keep
