@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from conformance.testing.faults.points import (
+from conformance.server.program_faults import (
     POINTS,
     RESTING,
     decode_for_nobody,
