@@ -124,7 +124,8 @@ def always_keep(cache: ArraysCache, i: int) -> Any:
 def refuse_to_clamp(cache: KVCache, n: int) -> int:
     if not 0 <= n <= cache.offset:
         raise ValueError(f"{type(cache).__name__} cannot be trimmed by {n}.")
-    return kv_trim(cache, n)
+    dropped: int = kv_trim(cache, n)
+    return dropped
 
 
 def ask_for_an_int(cache: KVCache, n: Any) -> bool:

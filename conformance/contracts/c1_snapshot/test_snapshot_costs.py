@@ -88,7 +88,7 @@ def test_a_write_next_to_a_snapshot_copies_no_buffer(name: str) -> None:
 WAYS: dict[str, tuple[list[int], Callable[[Any], None]]] = {
     "all rows alike": ([4, 4, 4, 4], lambda cache: None),
     "each row where it ends": ([4, 1, 2, 3], lambda cache: None),
-    "moved to the same column": ([4, 1, 2, 3], lambda cache: cache.state),
+    "moved to the same column": ([4, 1, 2, 3], lambda cache: cache._align()),
 }
 
 
@@ -107,3 +107,24 @@ def test_a_block_and_a_trim_by_row(benchmark: Callable[..., None], way: str, tok
         mx.eval(cache.keys, cache.values)
 
     benchmark(step)
+
+
+def drafted_step(cache: BatchKVCache) -> None:
+    """A step of a list of caches that is taken back: each row rejects one of two tokens. Then all start over."""
+    offset, end = cache.offset, cache._idx
+    cache.snap()
+    cache.offset, cache._idx = offset + 2, end + 2
+    cache.trim([1] * 4)
+    cache.offset, cache._idx = offset, end
+
+
+@pytest.mark.parametrize("steps", [0, 40_000])
+def test_a_drafted_step_of_a_row_that_lags(benchmark: Callable[..., None], steps: int) -> None:
+    """The first row ends more than a block before the others."""
+    cache, rows = BatchKVCache([0] * 4), mx.zeros((4, 1, 20, 2))
+    cache.update_and_fetch(rows, rows)
+    cache.trim([10, 0, 0, 0])
+    for _ in range(steps if getattr(benchmark, "enabled", False) else min(steps, 40)):
+        drafted_step(cache)
+    benchmark(lambda: drafted_step(cache))
+    assert len(cache._cuts) <= 1

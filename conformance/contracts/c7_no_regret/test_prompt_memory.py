@@ -1,0 +1,51 @@
+"""A prompt needs no more memory than in the release: recurrent layers keep nothing to take it back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_lm.models.cache import ArraysCache
+
+from conformance import ROOT
+from conformance.contracts.c7_no_regret.prompt_memory_peaks import MODELS, peak
+from conformance.series.patches import commits, unpack
+from conformance.testing.faults.planted import planted
+
+pytestmark = pytest.mark.patched_source
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, int]:
+    """The peaks in the release without the series, by model."""
+    tree = unpack(commits()[0], tmp_path_factory.mktemp("released") / "tree")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])}
+    module = "conformance.contracts.c7_no_regret.prompt_memory_peaks"
+    done = subprocess.run([sys.executable, "-m", module], cwd=tree.parent, env=env, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    file, peaks = done.stdout.splitlines()
+    assert Path(file).is_relative_to(tree)
+    made: dict[str, int] = json.loads(peaks)
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_needs_no_more_memory(name: str, released: Mapping[str, int]) -> None:
+    assert peak(name) <= 1.05 * released[name]
+
+
+def always_keep(cache: ArraysCache, i: int) -> Any:
+    return partial(cache._keep, i)
+
+
+@pytest.mark.planted
+@planted(*[(name, ArraysCache, "history", always_keep) for name in MODELS])
+def test_a_planted_fault_is_found(where: str, released: Mapping[str, int]) -> None:
+    assert peak(where) > 1.05 * released[where]
