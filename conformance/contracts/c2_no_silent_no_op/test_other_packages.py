@@ -1,4 +1,4 @@
-"""A cache of another package, with only upstream's methods, is trimmed where upstream trims it and refused where not."""
+"""A cache of another package, with upstream's methods only, is trimmed where upstream trims it, or refused."""
 
 from __future__ import annotations
 

@@ -113,7 +113,8 @@ def trim_out_of_step(cache: RotatingKVCache, n: int) -> int:
 def trim_to_the_wrong_place(cache: RotatingKVCache, n: int) -> int:
     """The rows move by one, so the next token overwrites a right one."""
     rotating_trim(cache, n)
-    cache.keys, cache.values = (mx.roll(rows, int(n > 0), axis=2) for rows in (cache.keys, cache.values))
+    if n > 0:
+        cache.keys, cache.values = (mx.roll(rows, 1, axis=2) for rows in (cache.keys, cache.values))
     return n
 
 
