@@ -22,6 +22,7 @@ from conformance.testing.faults.server import (
     planted,
     prefill_slowly,
     prefill_slowly_and_wait,
+    serve_without_a_model,
     stop_at_a_second_signal,
     stop_without_a_word,
 )
@@ -123,3 +124,34 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def check_it_ends(options: list[str], named: str, env: dict[str, str]) -> None:
+    """A server that cannot serve says why in one line, and ends."""
+    command = [sys.executable, "-m", "mlx_lm", "server", *options]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", **env}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=TOO_LONG + 10)
+    except subprocess.TimeoutExpired:
+        raise AssertionError("it serves nothing and does not end") from None
+    assert done.returncode in (1, 2)
+    assert named in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+NOTHING = ["--model", "nosuch", "--port", "0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(NOTHING, "nosuch"), (["--model", str(FIXTURE), "--port", "99999"], "99999")],
+    ids=["model", "port"],
+)
+def test_a_server_that_cannot_serve_ends(options: list[str], named: str) -> None:
+    check_it_ends(options, named, {})
+
+
+@pytest.mark.planted
+def test_a_server_that_serves_nothing_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="does not end"):
+        check_it_ends(NOTHING, "nosuch", planted(serve_without_a_model, tmp_path))

@@ -193,3 +193,8 @@ def stop_without_a_word() -> None:
 def stop_at_a_second_signal() -> None:
     """A second signal ends a server before it has saved its memory."""
     server._interrupt = signal.default_int_handler
+
+
+def serve_without_a_model() -> None:
+    """A server whose model cannot be loaded goes on."""
+    server.ResponseGenerator.load_error = property(lambda _: None, lambda *_: None)
