@@ -225,8 +225,8 @@ step_loop = GENERATE.draft_generate_step
 
 
 def keep_the_draft(strategy: Any, n_accepted: int, n_drafted: int) -> None:
-    strategy._n_fed += min(n_accepted, len(strategy._draft) - 1)
-    strategy._draft, strategy._snapshot = [], None
+    strategy._n_fed += min(n_accepted, len(strategy._logits) - 1)
+    strategy._logits, strategy._snapshot = strategy._logits[-1:], None
 
 
 def take_accepted_tokens_twice(strategy: Any, n_accepted: int, n_drafted: int) -> None:

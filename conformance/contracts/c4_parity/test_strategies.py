@@ -225,8 +225,8 @@ def test_a_draft_model_that_is_not_trimmed_is_found(monkeypatch: pytest.MonkeyPa
     assert rejected_of_itself() == 0
 
     def keep_the_draft(strategy: Any, n_accepted: int, n_drafted: int) -> None:
-        strategy._n_fed += min(n_accepted, len(strategy._draft) - 1)
-        strategy._draft, strategy._snapshot = [], None
+        strategy._n_fed += min(n_accepted, len(strategy._logits) - 1)
+        strategy._logits, strategy._snapshot = strategy._logits[-1:], None
 
     monkeypatch.setattr(ModelDraftStrategy, "accept", keep_the_draft)
     assert rejected_of_itself() > 0
