@@ -119,7 +119,7 @@ KINDS: dict[str, Kind] = {
     "edit": Kind(EditStrategy, any_tokens),
     "ngram-mod": Kind(lambda _: new_memory(), remembered, False),
     "ngram-mod with a reference": Kind(lambda text: new_memory(draft_reference=text), any_tokens),
-    "model": Kind(lambda _: ModelDraftStrategy(OfAllTokens(), [KVCache()], 4), greedy, False),  # type: ignore[arg-type]
+    "model": Kind(lambda _: ModelDraftStrategy(OfAllTokens(), [KVCache()], 4), greedy, False),
     "chain": Kind(lambda text: ChainStrategy([NgramSimpleStrategy(NGRAM, draft_reference=text)]), latest),
     "chain of two": Kind(lambda text: ChainStrategy([EditStrategy(text), new_memory()]), any_tokens),
 }
@@ -195,7 +195,7 @@ def see_what_is_to_come(strategy: EditStrategy, tokens: Sequence[int]) -> None:
 
 def across_the_separator(strategy: NgramSimpleStrategy, n_max: int) -> Sequence[int]:
     strategy._boundary = -1
-    return propose(strategy, n_max)
+    return list(propose(strategy, n_max))
 
 
 def forget_nothing(strategy: ModelDraftStrategy, n_accepted: int, n_drafted: int) -> None:
@@ -208,7 +208,7 @@ def remember_half(table: NgramModTable, tokens: Any, *args: Any) -> None:
 
 
 def no_longer(strategy: SuffixStrategy, n_max: int) -> Sequence[int]:
-    return longest_draft(strategy, n_max)[: n_max - 1]
+    return list(longest_draft(strategy, n_max))[: n_max - 1]
 
 
 propose, learn, longest_draft = NgramSimpleStrategy.propose, NgramModTable._learn, SuffixStrategy.propose
