@@ -64,10 +64,14 @@ stop_after_the_block = mutant(
     "while reason is None and n < len(draws):\n        reason = self._finish_reason(i, draws[n][0])",
     "while n < len(draws):\n        reason = self._finish_reason(i, draws[n][0]) or reason",
 )
-show_the_whole_block = mutant(BlockDraws._draw_after, "self._tokens[i, n : n + 1]", "self._tokens[i, n:]")
-draw_from_the_last_column = mutant(
-    BlockDraws.rows, "greedy[i][n], self._logprobs[i, n]", "greedy[i][n if drafts[i] else -1], self._logprobs[i, n]"
+count_what_follows_the_end = mutant(
+    DraftedBatch._end,
+    "self._over.add(uid)",
+    "self._over.add(uid)\n"
+    "        if uid in self.planner.rows:\n            self.planner.rows[uid].stats.accepted += len(draws) - n",
 )
+show_the_whole_block = mutant(BlockDraws._draw_after, "self._tokens[i, n : n + 1]", "self._tokens[i, n:]")
+draw_from_the_last_column = mutant(BlockDraws.rows, "token = greedy[i][n]", "token = greedy[i][n if drafts[i] else -1]")
 draw_what_is_rejected = mutant(
     BlockDraws.rows,
     "going_on = [i for i in going_on if rows[i][-1][2]]",
@@ -107,6 +111,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     ("rows", BatchKVCache, "make_mask", take_rows_to_end_alike(make_mask)),
     ("rows", BatchKVCache, "update_and_fetch", take_rows_to_end_alike(update)),
     ("ends", DraftedBatch, "_end", stop_after_the_block),
+    ("ends", DraftedBatch, "_end", count_what_follows_the_end),
     ("draws", BlockDraws, "_draw_after", show_the_whole_block),
     ("draws", BlockDraws, "rows", draw_what_is_rejected),
     ("failures", Guard, "__call__", lambda self, *args: self._function(*args)),

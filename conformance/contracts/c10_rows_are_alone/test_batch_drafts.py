@@ -117,6 +117,6 @@ def test_a_failure_behind_the_last_token(part: str) -> None:
     late = Request(prompt, n)
     break_part(late, part, n)
     (other, _), *_ = others("llama")
-    got, _ = answers(BatchGenerator(model, draft_costs=FREE), [late, other])
+    got, _ = answers(BatchGenerator(model, draft_costs=FREE, rows_fail_alone=True), [late, other])
     assert (got.tokens, got.last.finish_reason, got.last.error) == (right.tokens[:n], "length", None)
     assert holds(model, got, prompt, got.tokens)

@@ -20,7 +20,7 @@ CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--draft-type auto --image no.png": ("--draft-type", "--image"),
         f"--draft-type auto {LOOKUP} 8": (LOOKUP, "--draft-type"),
         f"{LOOKUP} 8 --num-draft-tokens 3": (LOOKUP, "--num-draft-tokens"),
-        f"{LOOKUP} 0": (LOOKUP, "from 1 to"),
+        f"{LOOKUP} -1": (LOOKUP, "from 0 to"),
         "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type", "suffix"),
         "--draft-type auto --draft-margin 1 --temp 0.5": ("--draft-margin", "--temp"),
         "--draft-memory memory": ("--draft-memory", "ngram-mod"),

@@ -157,6 +157,8 @@ def check_ends(family: str) -> None:
     for request, got in zip(requests, answers(BatchGenerator(model, draft_costs=FREE), requests), strict=True):
         prompt, right = right_of(family, len(request.prompt))
         tokens, reason = until(right.tokens, request.max_tokens, request.stop)
+        # What a row accepted behind its end is not counted.
+        assert got.last.draft.accepted == sum(got.drafted)
         assert (got.tokens, got.last.finish_reason) == (tokens, reason)
         assert holds(model, got, prompt, tokens)
 
@@ -195,9 +197,9 @@ def others(family: str) -> list[tuple[Request, Alone]]:
 def check_failure(part: str, at: int, n_broken: int = 1) -> None:
     """A row whose sampler, processor or strategy raises ends with that error. The other rows decode as alone."""
     model = model_of("llama").model
-    generator = BatchGenerator(model, draft_costs=FREE)
-    prompt, right = right_of("llama", 4)
-    broken = [Request(prompt, 30, Partly(prompt + right.tokens, 1.0)) for _ in range(n_broken)]
+    generator = BatchGenerator(model, draft_costs=FREE, rows_fail_alone=True)
+    prompt, right = right_of("llama", 4, n=40)
+    broken = [Request(prompt, 40, Partly(prompt + right.tokens, 1.0)) for _ in range(n_broken)]
     for request in broken:
         break_part(request, part, at)
     rest = others("llama") if n_broken == 1 else []

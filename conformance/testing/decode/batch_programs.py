@@ -110,7 +110,7 @@ class Programs(RuleBasedStateMachine):
     def start(self, prefill: int) -> None:
         TALLY["examples"] += 1
         self.model = model_of(self.family).model
-        self.generator = BatchGenerator(self.model, prefill_step_size=prefill, draft_costs=FREE)
+        self.generator = BatchGenerator(self.model, prefill_step_size=prefill, draft_costs=FREE, rows_fail_alone=True)
         self.rows: dict[int, Row] = {}
         # Returned caches, each with the tokens that it holds.
         self.kept: list[tuple[list[Any], list[int]]] = []

@@ -59,7 +59,7 @@ SAMPLINGS: list[Body] = [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9
 TOOLS: list[Body] = [{"type": "function", "function": {"name": "show", "parameters": {"type": "object"}}}]
 MALFORMED: list[Any] = [
     {"draft_type": "oracle"},
-    {"draft_type": "auto", "num_draft_tokens": 0},
+    {"draft_type": "auto", "num_draft_tokens": -1},
     {"draft_type": "auto", "ngram_size": "3"},
     {"prediction": {"type": "content", "content": 5}},
     {"stop": "too long " * 2**14},
