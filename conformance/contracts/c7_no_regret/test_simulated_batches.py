@@ -5,13 +5,13 @@ Nothing is timed: the costs of blocks come from a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device_costs, planner
+from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, batch_planner, device_costs, planner
 from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.draft.planner import CREDIT, CREDIT_PER_TOKEN, MAX_AUTO_DRAFT
 from mlx_lm.generate import BatchGenerator
@@ -83,7 +83,11 @@ def test_a_batch_without_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.planted
 def test_lengths_as_of_one_row_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: a batch plans as if the other rows cost nothing."""
-    monkeypatch.setattr(BatchPlanner, "_cost", lambda self, _, n: self.costs(1 + n))
+
+    def of_one_row(rows: list[Iterable[float]], costs: BlockCosts, credit: float) -> int:
+        return max(planner.best_length([row], costs, credit) for row in rows)
+
+    monkeypatch.setattr(batch_planner, "best_length", of_one_row)
     assert any(regrets(recorded(kind), 16, device_costs("metal")) for kind in KINDS)
 
 
