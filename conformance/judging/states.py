@@ -32,7 +32,9 @@ def put_back(adapter: Adapter, model: Any, caches: list[Any], wrong: list[int]) 
 
 
 def trimmed(adapter: Adapter, model: Any, caches: list[Any], wrong: list[int]) -> bool:
-    """Feed a token and a wrong end, and drop the end; False if that is refused."""
+    """Feed a token and a wrong end, and drop the end; False if that is refused. A snapshot tells that it may be."""
+    if "snapshot" in adapter:
+        adapter.snapshot(caches)
     feed(model, caches, [2, *wrong])
     if not adapter.can_trim(caches, len(wrong)):
         return False

@@ -272,7 +272,7 @@ def wrong(field: str, *values: Any) -> list[tuple[str, Any]]:
 
 WRONG: list[tuple[str, Any]] = [
     *wrong("draft_type", "oracle", 3, ["auto"]),
-    *wrong("num_draft_tokens", 0, -1, 10**9, 1.5, "8", True, [8]),
+    *wrong("num_draft_tokens", -1, 10**9, 1.5, "8", True, [8]),
     *wrong("ngram_size", 0, -1, 10**9, 2.0, "3", False, {}),
     *wrong("disable_adaptive_gate", 1, "true", []),
     *wrong("draft_margin", -1, "small", True, [], float("inf"), float("nan")),
@@ -291,6 +291,16 @@ def test_wrong_fields_are_named(server: Server, right: Reference) -> None:
             assert field in answer.error, (field, str(value)[:60], answer)
     assert send(server, SHORT).text == right(SHORT).text
     assert server.healthy()
+
+
+@pytest.mark.contract("C6")
+@pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
+def test_a_request_without_drafts_says_why(server: Server, right: Reference, seed: Body) -> None:
+    request = Request(CHAT, SHORT.body | seed, {"draft_type": "auto", "num_draft_tokens": 0})
+    answer = send(server, request)
+    draft = answer.usage["completion_tokens_details"]["draft"]
+    assert answer.text == right(Request(CHAT, SHORT.body | seed, {})).text
+    assert (draft["drafted"], draft["reason"]) == (0, "num_draft_tokens is 0")
 
 
 @pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
