@@ -82,6 +82,8 @@ def trim_one_far(cache: KVCache, n: int) -> int:
 def trim_and_swap_the_last_rows(cache: KVCache, n: int) -> int:
     """The number of rows is right, but their order is wrong."""
     kv_trim(cache, n)
+    if cache.offset < 2:
+        return n
     last = mx.array([cache.offset - 1, cache.offset - 2])
     cache.keys[..., cache.offset - 2 : cache.offset, :] = cache.keys[..., last, :]
     return n
@@ -89,7 +91,8 @@ def trim_and_swap_the_last_rows(cache: KVCache, n: int) -> int:
 
 def trim_and_clear_a_row(cache: KVCache, n: int) -> int:
     kv_trim(cache, n)
-    cache.values[..., cache.offset - 1, :] = 0
+    if cache.offset > 0:
+        cache.values[..., cache.offset - 1, :] = 0
     return n
 
 
@@ -106,7 +109,8 @@ def trim_quantized_one_far(cache: QuantizedKVCache, n: int) -> int:
 def trim_out_of_step(cache: RotatingKVCache, n: int) -> int:
     """Each key is paired with the value of another token."""
     rotating_trim(cache, n)
-    cache.values = mx.roll(cache.values, int(n > 0), axis=2)
+    if n > 0:
+        cache.values = mx.roll(cache.values, 1, axis=2)
     return n
 
 
