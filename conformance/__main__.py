@@ -59,7 +59,7 @@ def new_file(text: str) -> Path:
     if Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder")
     if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {Path(text).parent}")
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {Path(text).parent}")
     return Path(text)
 
 
