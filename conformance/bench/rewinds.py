@@ -70,9 +70,7 @@ class AtRate:
 def replay_at_once(self: BlockVerifier, n_accepted: int) -> None:
     """Restore and feed the accepted tokens again at once: a second forward pass."""
     ACCEPT(self, n_accepted)
-    if self._replay:
-        replay, self._replay = self._replay, []
-        self._feed(replay)
+    self._feed_replay()
 
 
 ACCEPT = BlockVerifier.accept

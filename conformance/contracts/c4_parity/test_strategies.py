@@ -198,7 +198,7 @@ def test_a_memory_is_shared_by_answers() -> None:
 LOOP_FAULTS = {
     "every draft is right": ("draft[n_accepted : n_accepted + 1] == [token]", "n_accepted < len(draft)"),
     "a row too early": ("draw(logits[i : i + 1]) for", "draw(logits[max(i - 1, 0) : max(i, 1)]) for"),
-    "a greedy row too early": ("mx.split(tokens, ", "mx.split(mx.concatenate([tokens[:1], tokens[:-1]]), "),
+    "a greedy row too early": ("sampler(logprobs), len", "sampler(mx.concatenate([logprobs[:1], logprobs[:-1]])), len"),
 }
 
 

@@ -172,9 +172,7 @@ accept, trim = BlockVerifier.accept, verify.trim_prompt_cache
 
 def replay_at_once(verifier: Any, n_accepted: int) -> None:
     accept(verifier, n_accepted)
-    if verifier._replay:
-        replay, verifier._replay = verifier._replay, []
-        verifier._feed(replay)
+    verifier._feed_replay()
 
 
 @pytest.mark.planted
@@ -192,11 +190,11 @@ def test_one_forward_too_many_is_found(monkeypatch: pytest.MonkeyPatch, family: 
 @pytest.mark.parametrize(
     ("owner", "name", "old", "new"),
     [
-        (GENERATE, "draft_generate_step", "plan(max_tokens - n - 1)", "plan(max_tokens - n)"),
-        (GENERATE, "draft_generate_step", "plan(max_tokens - n - 1)", "plan(max_tokens - n - 2)"),
+        (GENERATE, "draft_generate_step", "feed(token, max_tokens - n - 1)", "feed(token, max_tokens - n)"),
+        (GENERATE, "draft_generate_step", "feed(token, max_tokens - n - 1)", "feed(token, max_tokens - n - 2)"),
         (GENERATE, "draft_generate_step", "stats.accepted += 1", "stats.accepted += len(draft) > 1"),
         (Planner, "take", "stats.drafted += len(draft)", "stats.drafted += len(draft) + 1"),
-        (BlockVerifier, "_forward", "self.forwards += 1", "self.forwards += len(block) > 1"),
+        (BlockVerifier, "_forward", "self.forwards += 1", "self.forwards += len(tokens) > 1"),
     ],
 )
 def test_a_wrong_count_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) -> None:

@@ -15,9 +15,10 @@ from mlx_lm.draft import batch as drafts
 from mlx_lm.draft.batch import DraftedBatch
 from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.draft.options import DraftOptions
-from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models import llama
 from mlx_lm.models.cache import TokenBuffer
+
+from conformance.testing.models.families import mutant
 
 # The package also has a function of that name.
 GENERATE: Any = import_module("mlx_lm.generate")
@@ -34,17 +35,15 @@ def keep_a_rejected_token() -> None:
 
 def leave_the_last_block() -> None:
     """Drafted tokens after the last token of an answer stay in the cache."""
-    accept, trim = BlockVerifier.accept, drafts.trim_prompt_cache
-
-    def without_the_last(self: Any, n_accepted: int) -> None:
-        at_the_end = sys._getframe(1).f_code.co_name == "draft_generate_step"
-        accept(self, self._n_draft if at_the_end else n_accepted)
+    trim, end = drafts.trim_prompt_cache, "verifier.accept({})\n            verifier.close()"
 
     def trim_what_goes_on(cache: Any, n: list[int]) -> None:
         rows = sys._getframe(1).f_locals["self"]._known
         trim(cache, [0 if row.finish_reason else each for row, each in zip(rows, n, strict=True)])
 
-    BlockVerifier.accept = without_the_last
+    GENERATE.draft_generate_step = mutant(
+        GENERATE.draft_generate_step, end.format("n_accepted"), end.format("verifier._n_draft")
+    )
     drafts.trim_prompt_cache = trim_what_goes_on
 
 
