@@ -61,14 +61,14 @@ keep_the_padding = mutant(
 )
 stop_after_the_block = mutant(
     DraftedBatch._end,
-    "while reason is None and n < len(draws):\n        reason = self._finish_reason(i, draws[n][0])",
-    "while n < len(draws):\n        reason = self._finish_reason(i, draws[n][0]) or reason",
+    "            break\n",
+    "            pass\n",
 )
 count_what_follows_the_end = mutant(
     DraftedBatch._end,
-    "self._over.add(uid)",
-    "self._over.add(uid)\n"
-    "        if uid in self.planner.rows:\n            self.planner.rows[uid].stats.accepted += len(draws) - n",
+    "self.max_tokens[i] = self._num_tokens[i]",
+    "self.max_tokens[i] = self._num_tokens[i]\n"
+    "            if stats is not None:\n                stats.accepted += len(draws) - len(responses) - 1",
 )
 show_the_whole_block = mutant(BlockDraws._draw_after, "self._tokens[i, n : n + 1]", "self._tokens[i, n:]")
 draw_from_the_last_column = mutant(BlockDraws.rows, "token = greedy[i][n]", "token = greedy[i][n if drafts[i] else -1]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from itertools import count
 from types import SimpleNamespace
@@ -39,7 +40,8 @@ def leave_the_last_block() -> None:
 
     def trim_what_goes_on(cache: Any, n: list[int]) -> None:
         rows = sys._getframe(1).f_locals["self"]._known
-        trim(cache, [0 if row.finish_reason else each for row, each in zip(rows, n, strict=True)])
+        ended = [any(answer.finish_reason for answer in row) for row in rows]
+        trim(cache, [0 if over else each for over, each in zip(ended, n, strict=True)])
 
     GENERATE.draft_generate_step = mutant(
         GENERATE.draft_generate_step, end.format("n_accepted"), end.format("verifier._n_draft")
@@ -53,7 +55,10 @@ def send_what_follows_a_stop_word() -> None:
 
     def end_late(self: Any, i: int, draws: Any) -> Any:
         row = end(self, i, draws)
-        row.draws = draws if row.finish_reason == "stop" else row.draws
+        if row and row[-1].finish_reason == "stop":
+            last, behind = row[-1], draws[len(row) :]
+            row += [replace(last, token=token, logprobs=p, from_draft=drafted) for token, p, drafted in behind]
+            row[:-1] = [replace(answer, finish_reason=None) for answer in row[:-1]]
         return row
 
     DraftedBatch._end = end_late
@@ -92,12 +97,13 @@ def show_no_accepted_tokens() -> None:
 
 def lose_a_token_of_a_block() -> None:
     """A response drops one token of a block, so its text may lose a character."""
-    respond = DraftedBatch._respond
+    end = DraftedBatch._end
 
-    def respond_with_less(self: Any, *args: Any) -> Any:
-        return [each for i, each in enumerate(respond(self, *args)) if i != 1 or each.finish_reason]
+    def end_with_less(self: Any, i: int, draws: Any) -> Any:
+        row = end(self, i, draws)
+        return [answer for n, answer in enumerate(row) if n != 1 or answer.finish_reason]
 
-    DraftedBatch._respond = respond_with_less
+    DraftedBatch._end = end_with_less
 
 
 def swap_the_statistics() -> None:
