@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft import ChainStrategy, ModelDraftStrategy, NgramModStrategy, NgramModTable
+from mlx_lm.draft import ModelDraftStrategy, NgramModStrategy, NgramModTable
 from mlx_lm.draft.model import vocab_size_of
 from mlx_lm.draft.options import make_draft_strategy
 from mlx_lm.models.cache import make_prompt_cache
@@ -74,12 +74,6 @@ def remembered(subject: Subject, table: NgramModTable, state: str) -> Strategy:
     return Strategy("ngram-mod", lambda prompt: observed(NgramModStrategy(table, vocab), prompt), state=state)
 
 
-def chained(subject: Subject) -> Strategy:
-    """Drafts from the longest match, or from the memory if there is none."""
-    suffix, mod = looked_up(subject, "suffix"), looked_up(subject, "ngram-mod")
-    return Strategy("chain", lambda prompt: ChainStrategy([suffix.make(prompt), mod.make(prompt)]))
-
-
 def modelled(subject: Subject, name: str, **options: Any) -> Strategy:
     """Drafts with a draft model. Its cache already holds the prompt, as the cache of the model does."""
     draft = subject.drafts[name]
@@ -107,7 +101,6 @@ def main_ones(subject: Subject) -> list[Strategy]:
 def swept(subject: Subject, plan: Plan) -> Iterator[Strategy]:
     """The options of the published tables, with a fixed number of drafted tokens, and strategies not in main_ones."""
     yield looked_up(subject, AUTO)
-    yield chained(subject)
     for k in plan.draft_lengths:
         yield looked_up(subject, AUTO, num_draft_tokens=k)
         for n in (2, 3):

@@ -17,7 +17,6 @@ from typing import Any
 
 from mlx_lm.draft import (
     BlockCosts,
-    ChainStrategy,
     DraftStats,
     EditStrategy,
     LearnedCosts,
@@ -51,13 +50,12 @@ Clock = Callable[[float], float]
 
 def makers() -> dict[str, Make]:
     """The package's strategies. Responses share one ngram-mod table, as in a server."""
-    table, chained = NgramModTable(vocab_size=VOCAB), NgramModTable(vocab_size=VOCAB)
+    table = NgramModTable(vocab_size=VOCAB)
     return {
         "edit": EditStrategy,
         "suffix": SuffixStrategy,
         "ngram-simple": NgramSimpleStrategy,
         "ngram-mod": lambda: NgramModStrategy(table),
-        "chain": lambda: ChainStrategy([EditStrategy(), NgramModStrategy(chained)]),
     }
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mlx_lm.draft import Proposal
+
 
 class Matches:
     """Knows every earlier place that matches the end of the sequence.
@@ -17,8 +19,6 @@ class Matches:
         self.tokens: list[int] = []
         self.places: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
-        # The Planner reads this attribute.
-        self.match_length = 0
 
     def observe(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -34,8 +34,7 @@ class Matches:
         pass
 
     def after(self, end: int, n: int) -> list[int]:
-        self.match_length = self.lengths[end]
-        return self.tokens[end : end + n]
+        return Proposal(self.tokens[end : end + n], self.lengths[end])
 
 
 class Ngram(Matches):
@@ -92,7 +91,7 @@ class Vote(Matches):
 
     def propose(self, n_max: int) -> Sequence[int]:
         ends = {end: length for end, length in self.lengths.items() if length >= self.least}
-        self.match_length = max(ends.values(), default=0)
+        longest = max(ends.values(), default=0)
         draft: list[int] = []
         while ends and len(draft) < n_max:
             votes: Counter[int] = Counter()
@@ -105,7 +104,7 @@ class Vote(Matches):
                 for end, length in ends.items()
                 if self.tokens[end] == token and end + 1 < len(self.tokens)
             }
-        return draft
+        return Proposal(draft, longest)
 
 
 RIVALS: dict[str, Callable[[], Any]] = {

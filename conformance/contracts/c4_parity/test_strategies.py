@@ -1,4 +1,4 @@
-"""Every strategy, alone and chained, on every cache family: the tokens and log probabilities of plain decoding."""
+"""Every strategy, on every cache family: the tokens and log probabilities of plain decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import mlx.core as mx
 import pytest
 from mlx_lm.draft import (
     BlockCosts,
-    ChainStrategy,
     DraftStats,
     EditStrategy,
     ModelDraftStrategy,
@@ -78,8 +77,6 @@ STRATEGIES: dict[str, Make] = {
     "edit": lambda _, text: EditStrategy(draft_reference=[*text[: len(PROMPT) + 9], 5, *text[len(PROMPT) + 10 :]]),
     "ngram-mod": lambda _, text: NgramModStrategy(warm_table(text)),
     "the model": of_the_model,
-    "chain": lambda model, text: ChainStrategy([EditStrategy(), NgramModStrategy(warm_table(text[:-9]))]),
-    "chain with the model": lambda model, text: ChainStrategy([NgramSimpleStrategy(3), of_the_model(model, text)]),
 }
 
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from mlx_lm.draft import (
-    ChainStrategy,
     EditStrategy,
     ModelDraftStrategy,
     NgramModStrategy,
     NgramModTable,
     NgramSimpleStrategy,
+    Proposal,
     SuffixStrategy,
 )
 from mlx_lm.models.cache import KVCache
@@ -47,7 +47,7 @@ class OfAllTokens:
 
 
 # A text is the reference, a separator and the sequence. Each returns what a scan says, or what is wrong with a draft.
-def latest(text: Text, draft: list[int], n_max: int, _: Any) -> bool:
+def latest(text: Text, draft: list[int], n_max: int) -> bool:
     """The draft is what followed the latest occurrence of the last three tokens, or of two."""
     for n in (NGRAM, NGRAM - 1):
         for end in range(len(text) - 1, n - 1, -1):
@@ -57,12 +57,12 @@ def latest(text: Text, draft: list[int], n_max: int, _: Any) -> bool:
     return draft == []
 
 
-def longest(text: Text, draft: list[int], n_max: int, strategy: Any) -> bool:
+def longest(text: Text, draft: Any, n_max: int) -> bool:
     """The draft follows an occurrence of the longest end of the text that stands elsewhere too."""
     ends = range(1, len(text))
     length = max((common(text, end) for end in ends), default=0)
-    if strategy.match_length != length or length == 0:
-        return strategy.match_length == length and draft == []
+    if draft.match_length != length or length == 0:
+        return draft.match_length == length and draft == []
     return any(draft == repeated(text[end:], n_max) for end in ends if common(text, end) == length)
 
 
@@ -80,7 +80,7 @@ def repeated(following: Text, n_max: int) -> Text:
     return (following * (n_max // len(following) + 1))[:n_max]
 
 
-def remembered(text: Text, draft: list[int], n_max: int, _: Any) -> bool:
+def remembered(text: Text, draft: list[int], n_max: int) -> bool:
     """Each token is what followed the three tokens before it last."""
     followed = {tuple(text[i : i + NGRAM]): text[i + NGRAM] for i in range(len(text) - NGRAM)}
     window, wanted = text[-NGRAM:], list[int | None]()
@@ -90,7 +90,7 @@ def remembered(text: Text, draft: list[int], n_max: int, _: Any) -> bool:
     return draft == wanted
 
 
-def greedy(text: Text, draft: list[int], n_max: int, _: Any) -> bool:
+def greedy(text: Text, draft: list[int], n_max: int) -> bool:
     text, wanted = list(text), []
     for _ in range(n_max if text else 0):
         wanted.append(OfAllTokens.follows(text))
@@ -98,14 +98,14 @@ def greedy(text: Text, draft: list[int], n_max: int, _: Any) -> bool:
     return draft == wanted
 
 
-def any_tokens(text: Text, draft: list[int], n_max: int, _: Any) -> bool:
+def any_tokens(text: Text, draft: list[int], n_max: int) -> bool:
     return set(draft) <= set(text) - {None}
 
 
 @dataclass
 class Kind:
     make: Callable[[Sequence[int] | None], Any]
-    is_right: Callable[[Text, list[int], int, Any], bool]
+    is_right: Callable[[Text, Any, int], bool]
     takes_reference: bool = True
 
 
@@ -120,8 +120,6 @@ KINDS: dict[str, Kind] = {
     "ngram-mod": Kind(lambda _: new_memory(), remembered, False),
     "ngram-mod with a reference": Kind(lambda text: new_memory(draft_reference=text), any_tokens),
     "model": Kind(lambda _: ModelDraftStrategy(OfAllTokens(), [KVCache()], 4), greedy, False),
-    "chain": Kind(lambda text: ChainStrategy([NgramSimpleStrategy(NGRAM, draft_reference=text)]), latest),
-    "chain of two": Kind(lambda text: ChainStrategy([EditStrategy(text), new_memory()]), any_tokens),
 }
 token = st.integers(0, VOCAB - 1)
 texts = st.lists(token, max_size=24)
@@ -152,12 +150,12 @@ def complaints(name: str, reference: list[int] | None, turns: list[Turn]) -> lis
         # The planner may ask, feed nothing, and ask again.
         one.propose(n_max)
         one.accept(0, 0)
-        draft = list(one.propose(n_max))
+        draft = one.propose(n_max)
         if list(twin.propose(n_max)) != draft:
             wrong.append(f"{text}: the twin drafts something else")
         if len(draft) > n_max or not all(type(t) is int and 0 <= t < VOCAB for t in draft):
             wrong.append(f"{text}: {draft} for {n_max}")
-        elif not kind.is_right(text, draft, n_max, one):
+        elif not kind.is_right(text, draft, n_max):
             wrong.append(f"{text}: {draft}")
         right = draft[:n_right]
         for strategy in (one, twin):
@@ -208,7 +206,8 @@ def remember_half(table: NgramModTable, tokens: Any, *args: Any) -> None:
 
 
 def no_longer(strategy: SuffixStrategy, n_max: int) -> Sequence[int]:
-    return list(longest_draft(strategy, n_max))[: n_max - 1]
+    draft = longest_draft(strategy, n_max)
+    return Proposal(draft[: n_max - 1], draft.match_length)
 
 
 propose, learn, longest_draft = NgramSimpleStrategy.propose, NgramModTable._learn, SuffixStrategy.propose
@@ -218,7 +217,6 @@ propose, learn, longest_draft = NgramSimpleStrategy.propose, NgramModTable._lear
 @planted(
     ("edit", EditStrategy, "observe", see_what_is_to_come),
     ("simple", NgramSimpleStrategy, "propose", across_the_separator),
-    ("chain", NgramSimpleStrategy, "propose", across_the_separator),
     ("model", ModelDraftStrategy, "accept", forget_nothing),
     ("ngram-mod", NgramModTable, "_learn", remember_half),
     ("suffix", SuffixStrategy, "propose", no_longer),

@@ -23,6 +23,7 @@ from mlx_lm.draft import (
     NgramModTable,
     NgramSimpleStrategy,
     Planner,
+    Proposal,
     SuffixStrategy,
     device_costs,
     planner,
@@ -166,17 +167,15 @@ class Lying:
 
     def __init__(self, answer: Sequence[int], turns: Sequence[Turn]) -> None:
         self.answer, self.turns, self.n_seen, self.turn = answer, turns, -1, 0
-        self.match_length: int = 0
-        self.match_was_right: bool | None = None
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.n_seen += len(tokens)
 
     def propose(self, n_max: int) -> Sequence[int]:
-        n_right, self.match_length, self.match_was_right = self.turns[self.turn % len(self.turns)]
+        n_right, *claim = self.turns[self.turn % len(self.turns)]
         self.turn += 1
         draft = list(self.answer[self.n_seen : self.n_seen + min(n_right, n_max)])
-        return draft + [VOCAB - 1] * (n_max - len(draft))
+        return Proposal(draft + [VOCAB - 1] * (n_max - len(draft)), *claim)
 
     def accept(self, n_accepted: int, n_drafted: int) -> None:
         pass

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlx_lm.draft import Proposal
+
 from conformance.testing.texts.recorded_streams import VOCAB
 
 
 class Wrong:
     """Drafts a token that never comes, and claims to be sure of it."""
 
-    match_length, match_was_right = 100, True
+    match_length = 100
 
     def __init__(self, token: int = VOCAB - 1) -> None:
         self.token = token
@@ -19,7 +21,7 @@ class Wrong:
         pass
 
     def propose(self, n_max: int) -> Sequence[int]:
-        return [self.token] * n_max
+        return Proposal([self.token] * n_max, self.match_length, was_right=True)
 
     def accept(self, n_accepted: int, n_drafted: int) -> None:
         pass

@@ -46,11 +46,11 @@ def test_the_entries_are_sorted_by_name() -> None:
 
 PUBLIC = {
     "mlx_lm.generate": (
-        "prompt_lookup_generate_step speculative_generate_step DraftStrategy DraftStats BlockCosts ChainStrategy "
+        "prompt_lookup_generate_step speculative_generate_step DraftStrategy DraftStats BlockCosts "
         "EditStrategy NgramSimpleStrategy NgramModStrategy NgramModTable SuffixStrategy ModelDraftStrategy"
     ),
     "mlx_lm.draft": (
-        "DraftStrategy DraftStats BlockCosts ChainStrategy EditStrategy NgramSimpleStrategy NgramModStrategy "
+        "DraftStrategy DraftStats BlockCosts EditStrategy NgramSimpleStrategy NgramModStrategy "
         "NgramModTable SuffixStrategy ModelDraftStrategy"
     ),
     "mlx_lm.models.cache": "snapshot_prompt_cache restore_prompt_cache can_trim_prompt_cache trim_prompt_cache",
