@@ -42,7 +42,7 @@ WINDOW = (
 )
 STATE = "class ArraysCache(_BaseCache):\n"
 ALIAS = STATE + "    def {name}:\n        return {alias}\n\n"
-SNAP = "        self._pending = dict.fromkeys(range(len(self.cache)))\n        return super().snap()\n"
+SNAP = "        self._armed = set(range(len(self.cache)))\n        return super().snap()\n"
 PREFIX = "return copy.deepcopy(cache_entry.prompt_cache), tokens[short_length:]"
 LATER = PREFIX.replace("short_length:", "short_length + 1 :")
 OPTIONS = "        draft_model=draft_model,\n        num_draft_tokens=args.num_draft_tokens,\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -38,6 +37,7 @@ SEARCH = settings(parent=PROFILE, max_examples=4000, derandomize=True, phases=[P
 
 
 kv_trim = KVCache.trim
+arrays_update = ArraysCache.update
 kv_restore, kv_update = KVCache.restore, KVCache.update_and_fetch
 chunked_restore, arrays_restore, list_restore = ChunkedKVCache.restore, ArraysCache.restore, CacheList.restore
 batch_restore, batch_rotating_restore = BatchKVCache.restore, BatchRotatingKVCache.restore
@@ -49,15 +49,20 @@ def restore_one_further(cache: KVCache, snapshot: Any) -> None:
     cache.offset += 1
 
 
+class EverySnapshot(dict[Any, int]):
+    def __contains__(self, snapshot: object) -> bool:
+        return True
+
+
 def forget_what_was_cut(cache: KVCache, keys: mx.array, values: mx.array) -> Any:
     """A cache forgets that rows were cut once they are overwritten."""
-    cache._cuts = []
+    cache._snapshots = EverySnapshot()
     return kv_update(cache, keys, values)
 
 
 def restore_without_the_index(cache: RotatingKVCache, snapshot: Any) -> None:
     cache.keys, cache.values, cache.offset, cache.keep, cache.max_size, _ = [
-        x[...] if isinstance(x, mx.array) else x for x in snapshot
+        x[...] if isinstance(x, mx.array) else x for x in snapshot[0]
     ]
 
 
@@ -116,9 +121,14 @@ def columns_for_rows(cache: BatchKVCache) -> list[int]:
     return [cache._idx] * len(cache.offset.tolist())
 
 
-def always_keep(cache: ArraysCache, i: int) -> Any:
+def always_keep(cache: ArraysCache, i: int, *block: Any) -> None:
     """Every pass keeps what it takes to trim it, also where no draft is in it."""
-    return partial(cache._keep, i)
+    cache._armed.add(i)
+    arrays_update(cache, i, *block)
+
+
+def never_keep(cache: ArraysCache, i: int, state: mx.array, *_: Any) -> None:
+    cache[i] = state
 
 
 def refuse_to_clamp(cache: KVCache, n: int) -> int:
@@ -189,8 +199,8 @@ mask_of_a_part_of_the_ring = mutant(BatchRotatingKVCache.make_mask, *RING)
     ("batch arrays", ArraysCache, "restore", restore_arrays_without_the_padding),
     ("batch arrays", ArraysCache, "_drop", drop_the_most_of_a_state),
     ("arrays", ArraysCache, "trim", trim_one_row_late),
-    ("mixed", ArraysCache, "history", lambda *_: nothing),
-    ("arrays", ArraysCache, "history", always_keep),
+    ("mixed", ArraysCache, "update", never_keep),
+    ("arrays", ArraysCache, "update", always_keep),
     ("batch", BatchKVCache, "restore", restore_without_the_offsets),
     ("batch", BatchKVCache, "_cut", nothing),
     ("batch", BatchKVCache, "_ends", columns_for_rows),

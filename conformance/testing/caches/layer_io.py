@@ -98,10 +98,8 @@ def feed_state(cache: ArraysCache, block: Block) -> tuple[Any, list[Block]]:
         after.append((tails, states))
     # One entry is used as by a convolution, the other as by a recurrent state.
     inputs = mx.array(block)
-    cache.update(0, mx.array(tails), lambda _, fed: mx.array(after[fed.shape[1] - 1][0]), None, inputs)
-    if history := cache.history(1):
-        history(lambda _, fed: mx.array(after[fed.shape[1] - 1][1]), None, inputs)
-    cache[1] = mx.array(states)
+    cache.update(0, mx.array(tails), length, lambda n: mx.array(after[n - 1][0]), inputs)
+    cache.update(1, mx.array(states), length, lambda n: mx.array(after[n - 1][1]), inputs)
     cache.advance(length)
     return after, []
 
@@ -128,7 +126,7 @@ def feed(cache: Any, block: Block) -> tuple[Any, list[Block]]:
 
 def metadata(cache: Any) -> dict[str, Any]:
     """All attributes of a cache except its buffers. Feeding shows the content of those."""
-    hidden = {"keys", "values", "_snapped", "_cuts", "_n_cuts", "_front", "_pending", "_blocks"}
+    hidden = {"keys", "values", "_snapshots", "_armed", "_blocks"}
     seen = {name: as_lists(value) for name, value in vars(cache).items() if name not in hidden}
     seen |= {"empty": cache.empty(), "trimmable": cache.is_trimmable()}
     if not isinstance(cache, LayerCache):
