@@ -90,7 +90,7 @@ def parts(ready: Ready, strategy: strategies.Strategy | None) -> dict[str, float
         stack.enter_context(patch.object(ready, "model", timed))
         for owner, part, names in (
             (Planner, "plan", ("observe", "plan", "learn", "accept", "runs_ahead")),
-            (BlockVerifier, "rewind", ("verify", "step", "accept")),
+            (BlockVerifier, "rewind", ("verify", "accept")),
         ):
             for name in names:
                 stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))

@@ -115,12 +115,12 @@ def test_what_is_kept_holds_no_block(decode: Callable[[], list[mx.array]]) -> No
 def test_rows_that_hold_their_block_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = BlockDraws.rows
 
-    def views(self: BlockDraws, drafts: list[list[int]]) -> list[Any]:
+    def views(self: BlockDraws) -> list[Any]:
         block = self._logits - mx.logsumexp(self._logits, axis=-1, keepdims=True)
         mx.eval(block)
         return [
             [(token, block[i, n], drafted) for n, (token, _, drafted) in enumerate(row)]
-            for i, row in enumerate(rows(self, drafts))
+            for i, row in enumerate(rows(self))
         ]
 
     monkeypatch.setattr(BlockDraws, "rows", views)

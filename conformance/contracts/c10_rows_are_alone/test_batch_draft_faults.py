@@ -70,7 +70,7 @@ count_what_follows_the_end = mutant(
     "self.max_tokens[i] = self._num_tokens[i]\n"
     "            if stats is not None:\n                stats.accepted += len(draws) - len(responses) - 1",
 )
-show_the_whole_block = mutant(BlockDraws._draw_after, "self._tokens[i, n : n + 1]", "self._tokens[i, n:]")
+show_the_whole_block = mutant(BlockDraws._draw_after, "self.tokens[i, n : n + 1]", "self.tokens[i, n:]")
 draw_from_the_last_column = mutant(BlockDraws.rows, "token = greedy[i][n]", "token = greedy[i][n if drafts[i] else -1]")
 draw_what_is_rejected = mutant(
     BlockDraws.rows,
