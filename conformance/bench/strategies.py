@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft import ModelDraftStrategy, NgramModStrategy, NgramModTable
+from mlx_lm.draft import DraftOptions, ModelDraftStrategy, NgramModStrategy, NgramModTable
 from mlx_lm.draft.model import vocab_size_of
-from mlx_lm.draft.options import make_draft_strategy
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.bench.models import Subject, copied, fill
@@ -62,8 +61,8 @@ def observed(strategy: Any, prompt: Sequence[int]) -> Any:
 
 def looked_up(subject: Subject, draft_type: str, **options: Any) -> Strategy:
     def make(prompt: list[int]) -> Any:
-        vocab_size = lambda: vocab_size_of(subject.model)  # noqa: E731
-        return observed(make_draft_strategy(draft_type, vocab_size, ngram_size=options.get("ngram_size")), prompt)
+        how = DraftOptions(draft_type, ngram_size=options.get("ngram_size"))
+        return observed(how.make_strategy(subject.model), prompt)
 
     return Strategy(draft_type, make, options)
 

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ INTERRUPT = int(os.environ.get("INTERRUPT", "0"))
 
 def forgets(prompt: list[int], drafting: Turn) -> tuple[list[int], Turn]:
     """A fault: each turn has a new drafter that saw no earlier turn."""
-    return prompt, drafting | {"draft_strategy": copy.deepcopy(drafting["unused"])}
+    return prompt, drafting | {"draft": replace(drafting["draft"], draft_strategy=copy.deepcopy(drafting["unused"]))}
 
 
 def feeds_twice(prompt: list[int], drafting: Turn) -> tuple[list[int], Turn]:
@@ -57,7 +58,7 @@ class Recorder:
     def __call__(
         self, model: Any, tokenizer: Any, prompt: list[int], *, prompt_cache: Any, **kwargs: Any
     ) -> Iterator[Any]:
-        strategy = kwargs.get("draft_strategy")
+        strategy = kwargs["draft"].draft_strategy
         if self._cache is not prompt_cache:
             self._cache, self._history = prompt_cache, []
             self._unused = copy.deepcopy(strategy) if self._fault else None
@@ -66,7 +67,7 @@ class Recorder:
         if self._fault is not None:
             prompt, kwargs = self._fault(prompt, kwargs | {"unused": self._unused})
             kwargs.pop("unused")
-            strategy = kwargs.get("draft_strategy")
+            strategy = kwargs["draft"].draft_strategy
         if strategy is not None and "observe" not in vars(strategy):
             self._listen_to(strategy)
         answer: list[int] = []

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft import DraftStats
-from mlx_lm.draft.options import make_draft_strategy
+from mlx_lm.draft import DraftOptions, DraftStats
 from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -29,7 +28,7 @@ def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) ->
     watched, cache, stats = Watched(model), make_prompt_cache(model), DraftStats()
     gated = strategy is None and drafting.costs is not None
     if strategy is None:
-        strategy = make_draft_strategy(drafting.draft_type, lambda: vocabulary(model))
+        strategy = DraftOptions(drafting.draft_type).make_strategy(model)
     drafts: list[tuple[int, int]] = []
     accept = strategy.accept
 
@@ -63,7 +62,3 @@ def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) ->
     tokens, rows = until_the_end(task, steps, note)
     last = offsets_of(cache)
     return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, owners[: len(rows)], drafts, stats)
-
-
-def vocabulary(model: Any) -> int:
-    return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])

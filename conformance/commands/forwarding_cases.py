@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.draft import BlockCosts, NgramModStrategy, NgramModTable
+from mlx_lm.draft import BlockCosts, DraftOptions, EditStrategy, NgramModStrategy, NgramModTable
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance.testing.commands.recorders import Body, Group, Record
@@ -290,6 +290,12 @@ COSTS = BlockCosts((1, 2), (1, 1.5))
 Given = dict[str, Any]
 # The arguments of batch_generate for two prompts, and the place of each in the record.
 BATCH: dict[str, tuple[Callable[[TokenizerWrapper], Given], str | Callable[[Record], Any], Any]] = {
+    "draft": (lambda _: {"draft": DraftOptions("suffix", 6)}, "step.num_draft_tokens", 6),
+    "draft of each": (
+        lambda _: {"draft": [EditStrategy(), "suffix"]},
+        strategies,
+        ["EditStrategy", "SuffixStrategy"],
+    ),
     "draft_type": (lambda _: {"draft_type": "ngram-simple"}, strategies, ["NgramSimpleStrategy"] * 2),
     "draft_type of each": (
         lambda _: {"draft_type": ["none", "suffix"]},

@@ -255,17 +255,18 @@ def test_a_new_option_needs_a_destination(command: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", ["--num-draft-tokens", "--disable-adaptive-gate", "--draft-margin"])
 def test_an_option_that_is_dropped_is_found(command: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, planner, name = DraftOptions.generate_kwargs, DraftOptions.make_planner, option[2:].replace("-", "_")
+    kept, planner, name = DraftOptions.of, DraftOptions.make_planner, option[2:].replace("-", "_")
 
-    def generate_kwargs(self: DraftOptions, *args: Any) -> dict[str, Any]:
-        kwargs: dict[str, Any] = kept(self, *args)
-        return kwargs | {name: getattr(DraftOptions(), name)}
+    def without(options: DraftOptions) -> DraftOptions:
+        return replace(options, **{name: getattr(DraftOptions(), name)})
 
-    def make_planner(self: DraftOptions, *args: Any) -> Any:
-        return planner(replace(self, **{name: getattr(DraftOptions(), name)}), *args)
+    def of(_: type[DraftOptions], kwargs: dict[str, Any], *args: Any, **more: Any) -> DraftOptions:
+        is_call = "draft" in kwargs
+        options: DraftOptions = kept(kwargs, *args, **more)
+        return without(options) if is_call else options
 
-    monkeypatch.setattr(DraftOptions, "generate_kwargs", generate_kwargs)
-    monkeypatch.setattr(DraftOptions, "make_planner", make_planner)
+    monkeypatch.setattr(DraftOptions, "of", classmethod(of))
+    monkeypatch.setattr(DraftOptions, "make_planner", lambda self, *args: planner(without(self), *args))
     assert any("drops it" in complaint for complaint in complaints(command, option))
 
 
@@ -280,7 +281,7 @@ def test_an_option_that_is_dropped_with_or_without_drafts_is_found(
     generate: Callable[..., Any] = chat.stream_generate
 
     def without(*args: Any, **kwargs: Any) -> Any:
-        if drafts == ("draft_strategy" in kwargs):
+        if drafts == bool(kwargs["draft"]):
             del kwargs[name]
         return generate(*args, **kwargs)
 

@@ -92,7 +92,7 @@ SERIES = [
         "history, unseen = prompt, ",
         "history, unseen = prompt[-1:], ",
     ),
-    Plant("a flag dropped", "C6 options", GENERATE, "    elif draft_options:\n", "    elif not args:\n"),
+    Plant("a flag dropped", "C6 options", GENERATE, "    elif draft:\n", "    elif not args:\n"),
     *EVERYWHERE,
 ]
 PLANTS = {"stock": STOCK, "series": SERIES}
@@ -111,7 +111,7 @@ PUBLISHED = [
     (
         "draft_type",
         "commands",
-        Plant("a flag dropped", "C6 options", GENERATE, "    elif draft_options:\n", "    elif not args:\n"),
+        Plant("a flag dropped", "C6 options", GENERATE, "    elif draft:\n", "    elif not args:\n"),
     ),
     (
         "prompt_lookup",
@@ -134,14 +134,12 @@ BACKEND = """
 
 from typing import Literal
 
-from .guessing.options import make_draft_strategy
-
 
 def prompt_lookup_generate_step(
     prompt, model, *, backend: Literal["suffix", "ngram-simple"] = "suffix", num_draft_tokens=3, **options
 ):
-    how = dict(guesser=make_draft_strategy(backend, lambda: 64), disable_adaptive_gate=True)
-    yield from guessing_steps(prompt, model, num_draft_tokens=num_draft_tokens, **how, **options)
+    how = dict(draft=backend, num_draft_tokens=num_draft_tokens, disable_adaptive_gate=True)
+    yield from guessing_steps(prompt, model, **how, **options)
 """
 
 # What a tree calls by another name, so that nothing but its adapter knows.
