@@ -49,6 +49,7 @@ def always_keep(cache: ArraysCache, i: int, *block: Any) -> None:
 
 
 @pytest.mark.planted
-@planted(*[(name, ArraysCache, "update", always_keep) for name in MODELS])
+# The state of jamba is a view of the states after each token, in the release too.
+@planted(*[(name, ArraysCache, "update", always_keep) for name in MODELS if name != "jamba"])
 def test_a_planted_fault_is_found(where: str, released: Mapping[str, int]) -> None:
     assert peak(where) > 1.05 * released[where]
