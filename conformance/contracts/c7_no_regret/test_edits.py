@@ -152,7 +152,7 @@ def astray(drawn: Sequence[Operation]) -> list[int]:
         if i > 7 and place is not None:
             due = source[place + 1 : place + 5]
             is_alone = pairs.get(i - 2) != place - 1
-            guessed = [strategy._tokens[one] for _, one in strategy._guesses]
+            guessed = [strategy._tokens[one] for _, one, *_ in strategy._guesses]
             if draft[: len(due)] != due and not (is_alone and due[0] in guessed):
                 found.append(i)
         strategy.accept(0, len(draft))
