@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from mlx_lm.draft import serving
@@ -48,8 +47,7 @@ SHARED = re.compile("draft|ngram|lookup|gate")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("files")
     write_files(folder)
-    # The thread that saves now and then would go on, and write elsewhere.
-    with contextlib.chdir(folder), patch.object(serving.DraftMemory, "save_every"):
+    with contextlib.chdir(folder):
         yield
 
 

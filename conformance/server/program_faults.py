@@ -18,17 +18,20 @@ def raise_at_points() -> None:
     """Not a fault: a request that names a point raises there. The log says what an idle server holds."""
     generator, held = server.ResponseGenerator, [0]
     tokenizer: list[Any] = []
-    fetch, wait = generator._fetch_cache, generator._next_request
+    fetch, wait, tokenize = LRUPromptCache.fetch_nearest_cache, generator._next_request, generator._tokenize
     join, insert = server.BatchGenerator.insert_segments, LRUPromptCache.insert_cache
 
     def check(point: str, tokens: Any) -> None:
-        if point in tokenizer[0].decode([t for t in tokens if t >= 0]):
+        if point in tokenizer[0].decode([t for t in tokens if t is not None and t >= 0]):
             raise ZeroDivisionError(f"the point {point} raises")
 
-    def fetch_or_raise(self: Any, tokens: Any) -> Any:
-        tokenizer[:] = [self.model_provider.tokenizer]
+    def tokenize_and_note(self: Any, used: Any, *args: Any) -> Any:
+        tokenizer[:] = [used]
+        return tokenize(self, used, *args)
+
+    def fetch_or_raise(self: Any, model: Any, tokens: Any) -> Any:
         check("fetches", tokens)
-        return fetch(self, tokens)
+        return fetch(self, model, tokens)
 
     def join_or_raise(self: Any, segments: Any, **kwargs: Any) -> Any:
         check("joins", sum(segments[0], kwargs["all_tokens"][0]))
@@ -46,22 +49,23 @@ def raise_at_points() -> None:
             print(RESTING, active, flush=True)
         return request
 
-    generator._fetch_cache, generator._next_request = fetch_or_raise, wait_and_tell
+    generator._tokenize, generator._next_request = tokenize_and_note, wait_and_tell
+    LRUPromptCache.fetch_nearest_cache = fetch_or_raise
     server.BatchGenerator.insert_segments, LRUPromptCache.insert_cache = join_or_raise, insert_or_raise
 
 
 def die_where_a_request_joins() -> None:
     """An exception while a request joins the batch ends the generation thread."""
     raise_at_points()
-    fetch = server.ResponseGenerator._fetch_cache
+    fetch = LRUPromptCache.fetch_nearest_cache
 
-    def fetch_or_die(self: Any, tokens: Any) -> Any:
+    def fetch_or_die(self: Any, model: Any, tokens: Any) -> Any:
         try:
-            return fetch(self, tokens)
+            return fetch(self, model, tokens)
         except ZeroDivisionError as e:
             raise SystemExit from e
 
-    server.ResponseGenerator._fetch_cache = fetch_or_die
+    LRUPromptCache.fetch_nearest_cache = fetch_or_die
 
 
 def decode_for_nobody() -> None:

@@ -14,7 +14,6 @@ import requests
 
 from conformance.testing.faults.server import (
     keep_placeholders,
-    keep_placeholders_in_secret,
     let_any_number_through,
     planted,
 )
@@ -79,7 +78,6 @@ def check_health(server: Server) -> None:
     served = server.post(UNSEEDED, TEXT).status_code == 200
     health = requests.get(f"{server.url}/health", timeout=server.timeout)
     assert (health.status_code == 200) == served, f"{health.text} but served: {served}"
-    assert served or "random state" in health.json()["reason"]
 
 
 def test_other_numbers_are_refused(server: Server) -> None:
@@ -107,12 +105,5 @@ def test_a_broken_random_state_is_found(server: Server) -> None:
     assert post(server, "top_k", True).status_code == 500
     with pytest.raises(AssertionError):
         check_draws(server)
-    check_health(server)
-
-
-@pytest.mark.planted
-@pytest.mark.parametrize("server", [keep_placeholders_in_secret], indirect=True)
-def test_a_health_that_is_not_true_is_found(server: Server) -> None:
-    assert post(server, "top_k", True).status_code == 500
     with pytest.raises(AssertionError, match="but served"):
         check_health(server)

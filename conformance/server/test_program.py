@@ -73,10 +73,8 @@ def draw(rng: random.Random) -> Call:
     refused = rng.random() < 0.1
     # An image cannot be read: its address is that of a port that nobody listens at.
     wrong: Body = rng.choice([{"top_k": True}, {"messages": [_image()]}])
-    # A request without a batch does not join one.
-    raises = bool(point) and not (point == "joins" and "seed" in body)
-    # A response is complete before its cache is stored, where a request is served alone.
-    raises &= not (point == "stores" and "seed" in body)
+    # A request without a batch does not join one, and a prompt that cannot be stored has its response.
+    raises = point == "fetches" or (point == "joins" and "seed" not in body)
     return Call(body | wrong if refused else body, end, rng.choice([0, 0, 1, 500, 2000]), raises or refused)
 
 

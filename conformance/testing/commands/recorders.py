@@ -271,6 +271,8 @@ class Record:
         yield patch.object(server.APIHandler, "log_message", lambda *_: None)
         yield patch.object(server.logging, "basicConfig", lambda **kwargs: self.note("log", **kwargs))
         yield patch.object(server.signal, "signal")
+        # It waits until its clients are told.
+        yield patch.object(server.time, "sleep")
 
 
 class Connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -57,11 +58,12 @@ def keep_every_cache() -> None:
 
 def show_another_prefix() -> None:
     """Logits processors see the cached part of a prompt in another order."""
-    fetch, make, n_cached = server.ResponseGenerator._fetch_cache, server.make_logits_processors, [0]
+    fetch, make, n_cached = LRUPromptCache.fetch_nearest_cache, server.make_logits_processors, [0]
 
-    def fetch_and_note(self: Any, tokens: Any) -> Any:
-        cache, n_cached[0] = fetch(self, tokens)
-        return cache, n_cached[0]
+    def fetch_and_note(self: Any, model: Any, tokens: Any) -> Any:
+        cache, rest = fetch(self, model, tokens)
+        n_cached[0] = len(tokens) - len(rest)
+        return cache, rest
 
     def shown(tokens: Any) -> Any:
         n = n_cached[0]
@@ -70,13 +72,19 @@ def show_another_prefix() -> None:
     def make_misled(*args: Any) -> Any:
         return [lambda tokens, logits, f=f: f(shown(tokens), logits) for f in make(*args)]
 
-    server.ResponseGenerator._fetch_cache = fetch_and_note
+    LRUPromptCache.fetch_nearest_cache = fetch_and_note
     server.make_logits_processors = make_misled
 
 
 def answer_in_words() -> None:
     """An error is a string instead of an object."""
-    server._error = lambda code, message: {"error": message}
+
+    def send(self: Any, code: int, message: str) -> None:
+        self._set_completion_headers(code)
+        self.end_headers()
+        self.wfile.write(json.dumps({"error": message}).encode())
+
+    server.APIHandler._send_error = send
 
 
 def never_look_at_the_client() -> None:
@@ -168,15 +176,13 @@ def let_any_number_through() -> None:
 def keep_placeholders() -> None:
     """A compiled sampler that raises leaves placeholders in the random state."""
     let_any_number_through()
-    for name in ("apply_top_k", "apply_top_p", "apply_min_p", "apply_xtc", "categorical_sampling"):
-        drawn = getattr(sample_utils, name).__wrapped__
-        setattr(sample_utils, name, mx.compile(drawn, inputs=mx.random.state, outputs=mx.random.state))
 
+    def top_k(logprobs: Any, k: Any) -> Any:
+        if k is True:
+            raise ValueError("k is a bool")
+        return mx.sort(logprobs, axis=-1)
 
-def keep_placeholders_in_secret() -> None:
-    """The same, and /health does not tell."""
-    keep_placeholders()
-    server.ResponseGenerator._check_sampling = lambda _: None
+    sample_utils.apply_top_k = mx.compile(top_k, inputs=mx.random.state, outputs=mx.random.state)
 
 
 def stop_without_a_word() -> None:
@@ -185,6 +191,7 @@ def stop_without_a_word() -> None:
     def stop_and_join(self: Any, timeout: Any = None) -> bool:
         self._stop = True
         self._generation_thread.join(timeout)
+        time.sleep = lambda _: None
         return not self._generation_thread.is_alive()
 
     server.ResponseGenerator.stop_and_join = stop_and_join
