@@ -83,7 +83,7 @@ SERIES = [
         "    return 0\n",
     ),
     Plant("rows kept after a trim", "C2 trim", CACHE, ROWS, "\n    def to_quantized"),
-    Plant("a recurrent state aliased", "C1 snapshot", CACHE, SNAP, SNAP.replace("super().snap()", "self.state")),
+    Plant("a recurrent state aliased", "C1 snapshot", CACHE, SNAP, SNAP.replace("super().snap()", "(self.state, [])")),
     Plant("a token short at a stop", "C3 exits", f"{DRAFT}verify.py", CLOSE, CLOSE + SHORT),
     Plant(
         "processors shown a short history",
@@ -100,7 +100,7 @@ PLANTS = {"stock": STOCK, "series": SERIES}
 # What was found in the published experiments, planted behind the interface of one: its adapter, the part of the
 # contracts that is asked, and the fault.
 RING = "        self._idx -= n\n        if n > 0 and self.keys"
-ROWS_OF_STATE = SNAP.replace("super().snap()", "_copy_handles((self.cache, None, None))")
+ROWS_OF_STATE = SNAP.replace("super().snap()", "_copy_handles(((self.cache, None, None), []))")
 HISTORY = "history = mx.concat([history, y])"
 PUBLISHED = [
     (
