@@ -186,8 +186,9 @@ def see_what_is_to_come(strategy: EditStrategy, tokens: Sequence[int]) -> None:
     start = len(strategy._tokens)
     strategy._take(tokens)
     if len(tokens) <= strategy._n_asked + 1:
-        for i in range(start, start + len(tokens)):
-            strategy._follow(i)
+        for i, token in enumerate(tokens, start):
+            if then := strategy._follow(i, token):
+                then(i)
 
 
 def across_the_separator(strategy: NgramSimpleStrategy, n_max: int) -> Sequence[int]:
