@@ -49,7 +49,9 @@ def parse_args() -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
     where.add_argument("--source", metavar="DIR", type=Path, help=f"your own clone of mlx-lm; adds a branch {BRANCH}")
-    parser.add_argument("--until", metavar="N", type=int, help="stop after patch N")
+    end = parser.add_mutually_exclusive_group()
+    end.add_argument("--stage", metavar="NAME", help="stop after a stage, a folder of patches/ (default: the last one)")
+    end.add_argument("--until", metavar="N", type=int, help="stop after line N of patches/series")
     parser.add_argument("--no-install", action="store_true", help="only make the patched source")
     return parser.parse_args()
 
@@ -63,7 +65,7 @@ def apply(args: argparse.Namespace) -> int:
 
 def apply_release(args: argparse.Namespace) -> int:
     release = find_release(args.release)
-    patches = patch_files(args.until, release.version)
+    patches = patch_files(args.until, release.version, args.stage)
     key = series_key(release.sha256, patches)
     checkout = release.checkout
     done = is_applied(checkout, key, release.patches)
@@ -123,7 +125,7 @@ def apply_source(args: argparse.Namespace) -> int:
     check_clone(source)
     if git(source, "status", "--porcelain", "--untracked-files=no").stdout:
         raise Refused(f"{source} has uncommitted changes; commit or stash them first.")
-    patches = patch_files(args.until)
+    patches = patch_files(args.until, stage=args.stage)
     with temporary("source") as scratch:
         clone = scratch / "clone"
         git(scratch, "clone", "--quiet", "--shared", "--no-tags", str(source), str(clone))

@@ -15,7 +15,19 @@ import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pin import PATCHES, Refused, Release, check_disk, fetch, find_release, patch_files, releases, temporary
+from pin import (
+    PATCHES,
+    Refused,
+    Release,
+    check_disk,
+    fetch,
+    find_release,
+    patch_files,
+    patch_name,
+    releases,
+    stage_of,
+    temporary,
+)
 
 DATE = "Thu, 1 Jan 2026 00:00:00 +0000"
 IDENTITY = {"NAME": "mlx-lm prompt lookup", "EMAIL": "series@example.org", "DATE": DATE}
@@ -74,7 +86,7 @@ def series_key(base: str, patches: list[Path]) -> str:
     """A hash of everything that a checkout is made from."""
     digest = hashlib.sha256(f"{base} {DATE}".encode())
     for patch in patches:
-        digest.update(patch.name.encode() + b"\0" + patch.read_bytes())
+        digest.update(patch_name(patch).encode() + b"\0" + patch.read_bytes())
     return digest.hexdigest()
 
 
@@ -119,7 +131,7 @@ def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
 def apply_patches(checkout: Path, patches: list[Path], made_for: str, then: str = "") -> None:
     """Apply patches in order. If one does not fit, the error ends with ``then``, by default for a pinned release."""
     for number, patch in enumerate(patches, 1):
-        print(f"applying {patch.stem} ({number}/{len(patches)})", flush=True)
+        print(f"applying {patch_name(patch)} ({number}/{len(patches)})", flush=True)
         done = git(checkout, "am", "--quiet", "--3way", "--committer-date-is-author-date", str(patch), check=False)
         if done.returncode != 0:
             git(checkout, "am", "--abort", check=False)
@@ -135,7 +147,7 @@ def _mend(patch: Path, number: int) -> str:
 
 def _explain(checkout: Path, patch: Path, made_for: str, am_said: str, then: str) -> str:
     tried = git(checkout, "apply", "--check", str(patch), check=False).stderr
-    lines = [f"{patch.name} does not apply to {made_for}. It was made for mlx-lm {releases()[1]}."]
+    lines = [f"{patch_name(patch)} does not apply to {made_for}. It was made for mlx-lm {releases()[1]}."]
     failed = re.findall(r"patch failed: (.+):(\d+)", tried)
     lines += [f"  {file}: {_hunk(patch, file, int(line))}" for file, line in failed]
     lines += [f"  {line.removeprefix('error: ')}" for line in (tried or am_said).splitlines() if not failed and line]
@@ -151,15 +163,37 @@ def _hunk(patch: Path, file: str, line: int) -> str:
 
 
 def export(checkout: Path, base: str, into: Path) -> None:
-    """Write the commits since ``base`` as patches. A patch file changes only if its content does."""
+    """Write the commits since ``base`` as patches, in a folder for each stage, and the series that names them in order.
+
+    A patch file changes only if its content does.
+    """
     stable = ["--zero-commit", "--no-signature", "--no-numbered", "--full-index", "--no-renames", "--no-stat"]
     algorithm = ["--diff-algorithm=histogram", "--unified=3", "--no-ext-diff", "--no-color", "--subject-prefix=PATCH"]
     # The name of a file is the whole subject, which git would cut off.
     names = ["--filename-max-length=120", "--output-directory", str(into)]
     git(checkout, "format-patch", "--quiet", *stable, *algorithm, *names, f"{base}..HEAD")
+    names_of_series: list[str] = []
     for patch in sorted(into.glob("*.patch")):
-        text = patch.read_text()
-        patch.write_text(re.sub(r"^Date: .*$", f"Date: {DATE}", text, count=1, flags=re.MULTILINE))
+        text = re.sub(r"^Date: .*$", f"Date: {DATE}", patch.read_text(), count=1, flags=re.MULTILINE)
+        name = _in_stage(patch.name.partition("-")[2], text, names_of_series)
+        names_of_series.append(name)
+        (into / name).parent.mkdir(exist_ok=True)
+        (into / name).write_text(text)
+        patch.unlink()
+    (into / "series").write_text("".join(f"{name}\n" for name in names_of_series))
+
+
+def _in_stage(name: str, patch: str, before: list[str]) -> str:
+    """The line of the series for a patch, whose commit names its stage."""
+    if (found := re.search(r"^Stage: (\w+)$", patch, re.MULTILINE)) is None:
+        raise Refused(f"the commit of {name} has no line 'Stage: NAME' at the end of its message.")
+    name = f"{found[1]}/{name}"
+    if name in before:
+        raise Refused(f"two commits are called {name}.")
+    stages = [stage_of(one) for one in before]
+    if found[1] in stages and found[1] != stages[-1]:
+        raise Refused(f"{name} comes after a patch of the stage {stages[-1]}.")
+    return name
 
 
 def changes(checkout: Path, base: str, folder: Path, exported: Path) -> list[str]:
@@ -167,7 +201,9 @@ def changes(checkout: Path, base: str, folder: Path, exported: Path) -> list[str
     export(checkout, base, exported)
     if folder != PATCHES:
         _keep_variants(checkout, base, exported)
-    names = sorted({path.name for where in (exported, folder) for path in where.glob("[0-9]*.patch")})
+    # The folders of the other releases lie deeper.
+    found = {path.relative_to(where) for where in (exported, folder) for path in where.glob("*/*.patch")}
+    names = [path.as_posix() for path in sorted(found)] + ["series"] * (folder == PATCHES)
     return [name for name in names if _content(exported / name) != _content(folder / name)]
 
 
@@ -178,12 +214,13 @@ def _keep_variants(checkout: Path, base: str, exported: Path) -> None:
         git(scratch, "clone", "--quiet", "--shared", str(checkout), "clone")
         clone = scratch / "clone"
         lend_default(clone, patch_files(), scratch)
-        for patch, before, commit in zip(sorted(exported.glob("*.patch")), [base, *commits], commits, strict=False):
+        names = (exported / "series").read_text().split()
+        for name, before, commit in zip(names, [base, *commits], commits, strict=False):
             git(clone, "checkout", "--quiet", "--detach", before)
-            if git(clone, "am", "--quiet", "--3way", str(PATCHES / patch.name), check=False).returncode != 0:
+            if git(clone, "am", "--quiet", "--3way", str(PATCHES / name), check=False).returncode != 0:
                 git(clone, "am", "--abort", check=False)
             elif git(clone, "diff", "--quiet", "HEAD", commit, check=False).returncode == 0:
-                patch.unlink()
+                (exported / name).unlink()
 
 
 def _content(path: Path) -> bytes | None:

@@ -1,7 +1,8 @@
 """Write patches/ from the commits of a release's checkout, or check that it would not change.
 
-The default release exports all patches. Another release exports into patches/<release>/ only the patches that it needs
-in another form: those that do not apply to it, or that make another commit.
+The default release exports all patches, the series that names them in order, and the table of patches/README.md.
+Another release exports into patches/<release>/ only the patches that it needs in another form: those that do not apply
+to it, or that make another commit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import sys
 from pathlib import Path
 
 from checkout import Stamp, changes, git, head, series_key
-from pin import PATCHES, Refused, Release, alone, ended, export_command, find_release, patch_files, temporary
+from pin import PATCHES, SERIES, Refused, Release, alone, ended, export_command, find_release, patch_files, temporary
+from stages import README, with_table
 
 
 def main() -> int:
@@ -32,7 +34,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def run(release: Release, exported: Path, check: bool) -> int:
-    checkout, series = release.checkout, {patch.name for patch in patch_files()}
+    checkout, series = release.checkout, SERIES.read_text().split()
     stamp = Stamp.read(checkout)
     if stamp is None:
         raise Refused(f"{checkout} is not there; scripts/apply.sh makes it.")
@@ -52,10 +54,12 @@ def run(release: Release, exported: Path, check: bool) -> int:
         )
     folder = release.patches
     changed = changes(checkout, stamp.base, folder, exported)
-    names = {patch.name for patch in exported.glob("*.patch")}
-    if folder != PATCHES and not names <= series:
+    readme = with_table(README.read_text(), exported) if folder == PATCHES else README.read_text()
+    changed += ["README.md"] * (readme != README.read_text())
+    names = written(exported)
+    if folder != PATCHES and not names <= set(series):
         raise Refused(
-            f"{', '.join(sorted(names - series))}: a release has no patches of its own, only other forms of them."
+            f"{', '.join(sorted(names - set(series)))}: a release has no patches of its own, only other forms of them."
         )
     if check and changed:
         raise Refused(
@@ -64,21 +68,26 @@ def run(release: Release, exported: Path, check: bool) -> int:
         )
     if not check:
         replace(exported, folder)
+        README.write_text(readme)
     print(f"{len(names)} patches, {len(changed)} changed" if changed else f"{len(names)} patches, unchanged")
     return 0
 
 
 def replace(exported: Path, folder: Path) -> None:
-    names = {patch.name for patch in exported.glob("*.patch")}
-    if names:
-        folder.mkdir(exist_ok=True)
-    for patch in exported.glob("*.patch"):
-        if not (folder / patch.name).exists() or (folder / patch.name).read_bytes() != patch.read_bytes():
-            shutil.copy(patch, folder / f".{patch.name}")
-            os.replace(folder / f".{patch.name}", folder / patch.name)
-    for patch in folder.glob("[0-9]*.patch"):
-        if patch.name not in names:
-            patch.unlink()
+    names = written(exported)
+    for name in [*names, *(["series"] if folder == PATCHES else [])]:
+        new, old = exported / name, folder / name
+        if not old.exists() or old.read_bytes() != new.read_bytes():
+            old.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(new, old.with_name(f".{old.name}"))
+            os.replace(old.with_name(f".{old.name}"), old)
+    for name in written(folder) - names:
+        (folder / name).unlink()
+
+
+def written(folder: Path) -> set[str]:
+    """The patches in the folders of the stages."""
+    return {path.relative_to(folder).as_posix() for path in folder.glob("*/*.patch")}
 
 
 if __name__ == "__main__":

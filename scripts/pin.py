@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENDOR = ROOT / "vendor"
 PATCHES = ROOT / "patches"
+# The patches in order, a line each: the folder of a stage and the file in it.
+SERIES = PATCHES / "series"
 VENV = ROOT / ".venv"
 
 
@@ -93,14 +95,32 @@ def export_command(folder: Path) -> str:
     return "scripts/export.sh" + ("" if folder == PATCHES else f" --release {folder.name}")
 
 
-def patch_files(until: int | None = None, version: str = "") -> list[Path]:
-    """The first ``until`` patches in order, or all. A release can have its own form of a patch."""
-    files = sorted(PATCHES.glob("[0-9]*.patch"))
-    variants = {path.name: path for path in (PATCHES / version).glob("[0-9]*.patch")} if version else {}
-    files = [variants.get(path.name, path) for path in files]
-    if until is not None and not 0 <= until <= len(files):
-        raise Refused(f"--until {until}: patches/ has {len(files)} patches.")
-    return files[:until]
+def patch_files(until: int | None = None, version: str = "", stage: str | None = None) -> list[Path]:
+    """The first ``until`` patches in order, those up to the end of a stage, or all.
+
+    A release can have its own form of a patch.
+    """
+    names = SERIES.read_text().split()
+    if until is not None and not 0 <= until <= len(names):
+        raise Refused(f"--until {until}: patches/ has {len(names)} patches.")
+    stages = list(dict.fromkeys(stage_of(name) for name in names))
+    if stage is not None:
+        if stage not in stages:
+            raise Refused(f"--stage {stage}: the stages are {', '.join(stages)}.")
+        wanted = stages[: stages.index(stage) + 1]
+        names = [name for name in names if stage_of(name) in wanted]
+    own = PATCHES / version if version else PATCHES
+    return [own / name if (own / name).exists() else PATCHES / name for name in names[:until]]
+
+
+def stage_of(name: str) -> str:
+    """The stage of a patch, by its line of the series or by its file."""
+    return Path(name).parent.name
+
+
+def patch_name(patch: Path) -> str:
+    """The line of a patch in the series, also of a release's own form of it."""
+    return f"{patch.parent.name}/{patch.name}"
 
 
 def fetch(release: Release) -> None:

@@ -26,6 +26,7 @@ from pin import (
     fetch_unpinned,
     find_release,
     patch_files,
+    patch_name,
     releases,
     temporary,
 )
@@ -44,7 +45,7 @@ class Row:
     def __str__(self) -> str:
         text = self.patch.read_text()
         files, hunks = (len(re.findall(mark, text, re.MULTILINE)) for mark in (r"^diff --git ", r"^@@ "))
-        line = f"{self.patch.stem[:60]:60}  {self.result:16} {files:5} {hunks:5}"
+        line = f"{patch_name(self.patch)[:60]:60}  {self.result:16} {files:5} {hunks:5}"
         # A line break never falls inside an item.
         items = ", ".join(item.replace(" ", "\0") for item in self.where)
         wrapped = textwrap.wrap(items, 110, break_on_hyphens=False)
@@ -206,7 +207,7 @@ def stop_at_the_conflict(checkout: Path, base: str, patches: list[Path]) -> None
 def verdict(checkout: Path, rows: list[Row]) -> str:
     where = shlex.quote(os.path.relpath(checkout))
     if fits(rows):
-        dropped = [row.patch.stem for row in rows if row.result == "already upstream"]
+        dropped = [patch_name(row.patch) for row in rows if row.result == "already upstream"]
         drop = [f"Not needed any more: {', '.join(dropped)}."] if dropped else []
         return "\n".join(
             [
@@ -220,7 +221,7 @@ def verdict(checkout: Path, rows: list[Row]) -> str:
     files = f"with conflict markers in {', '.join(marked)}" if marked else f"not applied: {first.where[0]}"
     return "\n".join(
         [
-            f"{where} has the patches before {first.patch.stem}, and that one {files}.",
+            f"{where} has the patches before {patch_name(first.patch)}, and that one {files}.",
             "Next: mend them there (git diff shows the conflicts), then",
             f"  git -C {where} add --all && git -C {where} am --continue",
             "which goes on with the patches that are left and stops at the next that does not apply.",

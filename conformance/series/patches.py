@@ -13,7 +13,12 @@ from conformance import ROOT
 
 PIN = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())
 DEFAULT, RELEASES = PIN["default"], list(PIN["releases"])
-PATCHES = sorted((ROOT / "patches").glob("[0-9]*.patch"))
+PATCHES = [ROOT / "patches" / name for name in (ROOT / "patches" / "series").read_text().split()]
+
+
+def name_of(patch: Path) -> str:
+    """The line of a patch in the series, without the ending."""
+    return f"{patch.parent.name}/{patch.stem}"
 
 
 def checkout(release: str = "") -> Path:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conformance.series.change import FAILURES, Change, NoChange, by_kind, failures, of_patch, of_ref, with_and_without
-from conformance.series.patches import PATCHES, commits
+from conformance.series.patches import PATCHES, commits, name_of
 from conformance.series.surface import functions, modules, signature
 from conformance.series.upstream_tests import KNOWN, outcome, related
 
@@ -164,7 +164,7 @@ def changes_of(args: argparse.Namespace) -> list[tuple[str, Change]]:
     if not args.all and not 1 <= int(args.which) <= last:
         raise NoChange(f"the series has the patches 1 to {last}")
     numbers = range(1, last + 1) if args.all else [int(args.which)]
-    return [(PATCHES[number - 1].stem, of_patch(number)) for number in numbers]
+    return [(name_of(PATCHES[number - 1]), of_patch(number)) for number in numbers]
 
 
 def main() -> int:

@@ -55,10 +55,19 @@ class Clone:
     def commit_line(self, text: str) -> None:
         with open(self.checkout / "mlx_lm" / "draft" / "loop.py", "a") as file:
             file.write(f"# {text}\n")
-        self.git("commit", "--all", "--message", text)
+        stage = list(self.patches())[-1].split("/")[0]
+        self.git("commit", "--all", "--message", f"{text}\n\nStage: {stage}\nDrop-when: never")
 
     def patches(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in (self.root / "patches").glob("*.patch")}
+        """The patches by their lines of the series, in order."""
+        folder = self.root / "patches"
+        names = (folder / "series").read_text().split()
+        assert sorted(names) == sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.patch"))
+        return {name: (folder / name).read_bytes() for name in names}
+
+    def patch(self, number: int) -> Path:
+        """The file of a patch, the first one is 1."""
+        return self.root / "patches" / list(self.patches())[number - 1]
 
     def state(self) -> dict[str, bytes]:
         """All files except those of git, and the state of the checkout in git."""

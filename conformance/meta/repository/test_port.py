@@ -44,10 +44,11 @@ def edit(source: Path, file: str, old: str, new: str) -> None:
     git(source, "commit", "--quiet", "--all", "--message", "another release")
 
 
-def port(clone: Clone, source: Path) -> tuple[int, str, dict[str, str], Path]:
+def port(clone: Clone, source: Path) -> tuple[int, str, dict[int, str], Path]:
     """The exit status, the output, the table and the checkout."""
     done = clone.run("port.sh", "--source", str(source))
-    table = dict(re.findall(r"^(\d{4})-\S+ +(clean|merged|conflict|already upstream) ", done.stdout, re.MULTILINE))
+    words = re.findall(r"^\w\S+ +(clean|merged|conflict|already upstream) ", done.stdout, re.MULTILINE)
+    table = dict(enumerate(words, 1))
     assert len(table) == len(clone.patches()), done.stdout + done.stderr
     return (
         done.returncode,
@@ -67,8 +68,8 @@ def test_a_release_that_is_the_same_is_clean(clone: Clone, source: Path) -> None
 
 def test_each_word_of_the_table(clone: Clone, source: Path) -> None:
     """Patch 1 is in the release, patch 2 conflicts with it, patch 4 has to be merged."""
-    git(source, "am", "--quiet", str(sorted((clone.root / "patches").glob("0001*"))[0]))
-    patch = sorted((clone.root / "patches").glob("0002*"))[0].read_text()
+    git(source, "am", "--quiet", str(clone.patch(1)))
+    patch = clone.patch(2).read_text()
     removed = next(line[1:] for line in patch.splitlines() if re.match(r"-\s+\w", line))
     edit(source, "mlx_lm/models/cache.py", removed, f"{removed}  # another release has this line too")
     (source / "mlx_lm" / "models" / "paged.py").write_text("class PagedCache:\n    pass\n")
@@ -76,10 +77,10 @@ def test_each_word_of_the_table(clone: Clone, source: Path) -> None:
     git(source, "commit", "--quiet", "--message", "a cache")
     code, said, table, checkout = port(clone, source)
     assert code == 3, said
-    assert table["0001"] == "already upstream"
-    assert table["0002"] == "conflict"
+    assert table[1] == "already upstream"
+    assert table[2] == "conflict"
     assert "mlx_lm/models/cache.py (1 hunk)" in said
-    assert "conflict" not in [table[name] for name in table if name > "0002"]
+    assert "conflict" not in [table[name] for name in table if name > 2]
     assert "mlx_lm/models/paged.py has the cache class PagedCache" in said
     assert "another release has this line too" in (checkout / "mlx_lm" / "models" / "cache.py").read_text()
     goes_on(clone, source, checkout, said)
@@ -154,15 +155,16 @@ def whole(clone: Clone) -> Clone:
 
 def test_a_release_that_the_series_does_not_fit_is_not_pinned(whole: Clone) -> None:
     """It is said on one screen, and nothing is half written, whether a port of it is under way or not."""
-    patch = sorted((whole.root / "patches").glob("0002*"))[0].read_text()
+    patch = whole.patch(2).read_text()
     removed = next(line[1:] for line in patch.splitlines() if re.match(r"-\s+\w", line))
     publish(whole, "9.9.9", removed, f"{removed}  # another release has this line too")
     whole.apply()
+    name = list(whole.patches())[1]
     before = whole.state()
     for _ in range(2):
         done = pinned(whole, "9.9.9")
         assert done.returncode == 1
-        assert "9.9.9 is not pinned, and nothing was changed: 0002-" in done.stderr
+        assert f"9.9.9 is not pinned, and nothing was changed: {name} does not apply" in done.stderr
         assert re.search(r"does not apply to mlx-lm 9\.9\.9\. It was made for mlx-lm [\d.]+\.\n", done.stderr)
         assert "scripts/port.sh 9.9.9 leaves the first conflict in vendor/mlx-lm-9.9.9" in done.stderr
         assert whole.state() == before
@@ -174,7 +176,7 @@ def test_a_release_that_the_series_does_not_fit_is_not_pinned(whole: Clone) -> N
 
 def test_a_release_whose_patches_were_mended_is_pinned(whole: Clone) -> None:
     """What was settled in its checkout becomes the patches of this release."""
-    patch = sorted((whole.root / "patches").glob("0002*"))[0].read_text()
+    patch = whole.patch(2).read_text()
     removed = next(line[1:] for line in patch.splitlines() if re.match(r"-\s+\w", line))
     publish(whole, "9.9.9", removed, f"{removed}  # another release has this line too")
     assert whole.run("port.sh", "9.9.9").returncode == 3
@@ -187,7 +189,7 @@ def test_a_release_whose_patches_were_mended_is_pinned(whole: Clone) -> None:
     done = pinned(whole, "9.9.9")
     assert done.returncode == 0, done.stderr
     assert "9.9.9-stock.txt: 1 new lines to read" in done.stdout
-    assert [path.name[:4] for path in (whole.root / "patches" / "9.9.9").iterdir()] == ["0002"]
+    assert [path.name for path in (whole.root / "patches" / "9.9.9").glob("*/*")] == [whole.patch(2).name]
     assert '[releases."9.9.9"]' in (whole.root / "vendor" / "releases.toml").read_text()
     assert "already applied" in whole.apply("--release", "9.9.9")
 

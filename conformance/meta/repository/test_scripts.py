@@ -31,8 +31,8 @@ pytestmark = pytest.mark.repository
 def test_round_trip_is_byte_for_byte(clone: Clone) -> None:
     before = clone.patches()
     shown = clone.apply()
-    for number, name in enumerate(sorted(before), 1):
-        assert f"applying {name.removesuffix('.patch')} ({number}/{len(before)})" in shown
+    for number, name in enumerate(before, 1):
+        assert f"applying {name} ({number}/{len(before)})" in shown
     assert clone.run("export.sh").returncode == 0
     assert clone.patches() == before
     assert clone.run("export.sh", "--check").returncode == 0
@@ -155,7 +155,12 @@ def test_another_form_of_a_patch_for_a_release(clone: Clone) -> None:
     folder, draft = clone.root / "patches" / "0.32.1", checkout / "mlx_lm" / "draft" / "loop.py"
     clone.apply(*release)
     assert "unchanged" in clone.run("export.sh", *release).stdout
-    before, last = {path.name for path in folder.glob("*.patch")}, sorted(clone.patches())[-1]
+    last = list(clone.patches())[-1]
+
+    def own() -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.glob("*/*.patch")}
+
+    before = own()
     assert last not in before
     draft.write_text(draft.read_text() + "# mine\n")
     git(checkout, "commit", "--all", "--amend", "--no-edit")
@@ -164,20 +169,22 @@ def test_another_form_of_a_patch_for_a_release(clone: Clone) -> None:
         "export.sh", "--check", *release
     )
     assert "1 changed" in clone.run("export.sh", *release).stdout
-    assert {path.name for path in folder.glob("*.patch")} == before | {last}
+    assert own() == before | {last}
     clone.apply(*release)
     assert draft.read_text().endswith("# mine\n")
     # A patch that patches/ makes as well needs no other form.
     draft.write_text(draft.read_text().removesuffix("# mine\n"))
     git(checkout, "commit", "--all", "--amend", "--no-edit")
     assert clone.run("export.sh", *release).returncode == 0
-    assert {path.name for path in folder.glob("*.patch")} == before
+    assert own() == before
 
 
 def test_a_release_has_no_patch_of_its_own(clone: Clone) -> None:
     clone.apply("--release", "0.32.1")
     checkout = clone.root / "vendor" / "mlx-lm-0.32.1"
-    git(checkout, "commit", "--allow-empty", "--message", "mine")
+    (checkout / "mine").touch()
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--message", "mine\n\nStage: mine")
     assert "no patches of its own" in clone.refused("export.sh", "--release", "0.32.1")
 
 
@@ -194,10 +201,58 @@ def test_until(clone: Clone) -> None:
     assert "delete the patch files" in clone.refused("export.sh")
 
 
+def test_stage(clone: Clone) -> None:
+    names = list(clone.patches())
+    stages = list(dict.fromkeys(name.split("/")[0] for name in names))
+    for stage in (stages[0], stages[-1]):
+        clone.apply("--stage", stage)
+        kept = [name for name in names if stages.index(name.split("/")[0]) <= stages.index(stage)]
+        assert len(clone.git("log", "--oneline").splitlines()) == 1 + len(kept)
+    assert f"the stages are {', '.join(stages)}." in clone.refused("apply.sh", "--stage", "nosuch", "--no-install")
+
+
+@pytest.mark.parametrize(
+    ("trailers", "said"),
+    [
+        ("", "has no line 'Stage: NAME'"),
+        ("Stage: {first}\nDrop-when: never", "comes after a patch of the stage"),
+        ("Stage: {last}", "has no line 'Drop-when: ...'"),
+    ],
+)
+def test_a_commit_without_a_place_is_refused(clone: Clone, trailers: str, said: str) -> None:
+    clone.apply()
+    before = clone.patches()
+    stages = [name.split("/")[0] for name in before]
+    message = f"mine\n\n{trailers.format(first=stages[0], last=stages[-1])}"
+    (clone.checkout / "LICENSE").write_text("mine")
+    clone.git("commit", "--quiet", "--all", "--message", message)
+    assert said in clone.refused("export.sh")
+    assert clone.patches() == before
+
+
+def test_a_patch_more_in_the_middle_renames_nothing(clone: Clone) -> None:
+    clone.apply("--until", "1")
+    before = clone.patches()
+    (clone.checkout / "LICENSE").write_text("mine")
+    clone.git(
+        "commit",
+        "--quiet",
+        "--all",
+        "--message",
+        f"Mine\n\nStage: {next(iter(before)).split('/')[0]}\nDrop-when: never",
+    )
+    clone.git("am", "--quiet", *(str(clone.root / "patches" / name) for name in list(before)[1:]))
+    assert clone.run("export.sh").returncode == 0
+    now = list(clone.patches())
+    assert [now[0], *now[2:]] == list(before)
+    assert now[1].endswith("/Mine.patch")
+    assert "| [Mine](" in (clone.root / "patches" / "README.md").read_text()
+
+
 def test_patches_that_changed_since_are_not_overwritten(clone: Clone) -> None:
     """As after a git pull: the checkout has nothing that patches/ lacks."""
     clone.apply()
-    last = sorted((clone.root / "patches").glob("[0-9]*.patch"))[-1]
+    last = clone.patch(0)
     last.write_text(last.read_text().replace("Subject: [PATCH] ", "Subject: [PATCH] Mended: ", 1))
     pulled = clone.patches()
     for options in (["--check"], []):
@@ -267,7 +322,7 @@ def test_unknown_extra(clone: Clone) -> None:
 
 
 def test_a_patch_that_does_not_apply(clone: Clone) -> None:
-    patch = sorted((clone.root / "patches").glob("0003*.patch"))[0]
+    patch = clone.patch(3)
     before, cache = re.split(r"(?m)^(?=diff --git a/mlx_lm/models/cache.py)", patch.read_text())
     patch.write_text(before + re.sub(r"(?m)^( +\w.*)$", r"\1  # another context", cache, count=1))
     message = clone.refused("apply.sh", "--no-install")

@@ -14,7 +14,7 @@ import pytest
 
 from conformance import ROOT
 from conformance.series.change import FAILURES, of_patch, with_and_without
-from conformance.series.patches import PATCHES
+from conformance.series.patches import PATCHES, name_of
 from conformance.series.review import own_tests
 from conformance.series.trees import run_tests
 from conformance.series.upstream_tests import KNOWN
@@ -22,11 +22,20 @@ from conformance.series.upstream_tests import KNOWN
 pytestmark = pytest.mark.patched_source
 # With more variants, one series would no longer serve all releases.
 MAX_VARIANTS = 6
-HEADINGS = ["Fixes", "Primitives", "Drafting", "Wiring"]
-COLUMNS = ["Patch", "What it does", "Why", "Tests", "Can be dropped when"]
-# The limits of added lines of code, without tests: nobody reads more. They are what the series has, not what it should
-# have: 4,200 in all would be better.
+# The stages, with the most lines of code that each may add, without tests: nobody reads more.
+STAGES = {
+    "fixes": 440,
+    "caches": 760,
+    "core": 2100,
+    "drafters": 980,
+    "ranks": 160,
+    "batch": 840,
+    "server": 400,
+    "extras": 400,
+}
 MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5900, 60, 360
+# What a cover letter says, each below its heading.
+HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)
 # Words to avoid. The words of the field are: accept, verify, trim, block, length, cost, shorten.
 OTHER_WORDS = re.compile(
@@ -35,43 +44,30 @@ OTHER_WORDS = re.compile(
 )
 
 
-def tables(readme: str) -> dict[str, list[list[str]]]:
-    """The cells of patches/README.md: a table below each heading that has one."""
-    found = {}
-    for section in readme.split("\n## ")[1:]:
-        lines = [line for line in section.splitlines() if line[:1] == "|"]
-        if lines:
-            found[section.splitlines()[0]] = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return found
+def series() -> dict[str, str]:
+    return {name_of(path): path.read_text() for path in PATCHES}
 
 
-def rows(readme: str) -> dict[str, dict[str, str]]:
-    """The tables of patches/README.md by patch."""
-    found = [cells for lines in tables(readme).values() for cells in lines[2:]]
-    return {cells[0]: dict(zip(COLUMNS, cells, strict=True)) for cells in found}
-
-
-def complaints(patches: dict[str, str], readme: str) -> list[str]:
-    """The gaps in the documentation of a series. Empty if it is complete."""
-    headings = tables(readme)
-    if list(headings) != HEADINGS:
-        return [f"the tables stand below {', '.join(headings)}"]
-    if wrong := [heading for heading, lines in headings.items() if lines[0] != COLUMNS]:
-        return [f"{heading} has other columns" for heading in wrong]
-    table = rows(readme)
-    found = [f"{name} has no patch" for name in table if name not in patches]
-    if not found and list(table) != sorted(table):
-        found.append("the rows are not in the order of the patches")
+def complaints(patches: dict[str, str]) -> list[str]:
+    """The gaps in what the patches of a series say and carry. Empty if there is none."""
+    found = []
+    authors = {name: re.findall(r"^From: (.*)$", patch, re.MULTILINE)[0] for name, patch in patches.items()}
+    first = next(iter(authors.values()))
     for name, patch in patches.items():
-        row = table.get(name)
-        if row is None:
-            found.append(f"{name} has no row in patches/README.md")
-            continue
-        found += [f"{name}: '{column}' is empty" for column in COLUMNS if not row[column]]
-        tests = own_tests(patch)
-        if not tests:
+        stage, title = name.split("/")
+        _, *paragraphs, trailers = subject(patch).removesuffix("\n---\n").strip().split("\n\n")
+        if re.match(r"\d", title):
+            found.append(f"{name} has a number")
+        if f"Stage: {stage}" not in trailers.splitlines():
+            found.append(f"{name} is of another stage")
+        if "Drop-when: " not in trailers:
+            found.append(f"{name} does not say when it can be dropped")
+        if not paragraphs:
+            found.append(f"{name} does not say why")
+        if authors[name] != first:
+            found.append(f"{name} has another author")
+        if not own_tests(patch):
             found.append(f"{name} carries no test")
-        found += [f"{name}: {test} is not in its row" for test in tests if test not in row["Tests"]]
         # pytest --deselect takes the beginning of a name.
         defined = re.findall(r"^\+ *def (test_\w+)", patch, re.MULTILINE)
         found += [
@@ -80,12 +76,15 @@ def complaints(patches: dict[str, str], readme: str) -> list[str]:
     return found
 
 
-def series() -> dict[str, str]:
-    return {path.stem: path.read_text() for path in PATCHES}
+def test_every_patch_has_a_stage_a_reason_and_a_test() -> None:
+    assert complaints(series()) == []
 
 
-def test_every_patch_has_a_row_a_reason_and_a_test() -> None:
-    assert complaints(series(), (ROOT / "patches" / "README.md").read_text()) == []
+def test_every_stage_has_a_cover_letter() -> None:
+    assert list(dict.fromkeys(name.split("/")[0] for name in series())) == list(STAGES)
+    for stage in STAGES:
+        letter = (ROOT / "patches" / stage / "README.md").read_text()
+        assert re.findall(r"^## (.+)$", letter, re.MULTILINE) == HEADINGS, stage
 
 
 def subject(patch: str) -> str:
@@ -105,8 +104,8 @@ def wrong_variants(variants: dict[str, dict[str, str]], patches: dict[str, str])
 
 
 def test_variants_are_few_and_of_patches() -> None:
-    folders = [path for path in (ROOT / "patches").iterdir() if path.is_dir()]
-    variants = {folder.name: {path.stem: path.read_text() for path in folder.iterdir()} for folder in folders}
+    folders = [path for path in (ROOT / "patches").iterdir() if path.is_dir() and path.name not in STAGES]
+    variants = {folder.name: {name_of(path): path.read_text() for path in folder.glob("*/*")} for folder in folders}
     known = tomllib.loads((ROOT / "vendor" / "releases.toml").read_text())["releases"]
     assert set(variants) <= set(known)
     assert wrong_variants(variants, series()) == []
@@ -139,6 +138,9 @@ def too_large(lines: dict[str, int]) -> list[str]:
         found.append(f"the median patch adds {middle} lines, {MAX_MEDIAN} at most")
     if (whole := sum(lines.values())) > MAX_LINES:
         found.append(f"the series adds {whole} lines, {MAX_LINES} at most")
+    for stage, most in STAGES.items():
+        if (of_it := sum(count for name, count in lines.items() if name.startswith(f"{stage}/"))) > most:
+            found.append(f"the stage {stage} adds {of_it} lines, {most} at most")
     return found
 
 
@@ -181,6 +183,10 @@ def test_a_series_that_is_too_large_is_found() -> None:
     many = MAX_LINES // MAX_MEDIAN + 1
     said = f"the series adds {many * MAX_MEDIAN} lines, {MAX_LINES} at most"
     assert too_large({str(n): MAX_MEDIAN for n in range(many)}) == [said]
+    most = STAGES["ranks"]
+    split = dict.fromkeys([f"ranks/{n}" for n in range(most)], 1)
+    assert too_large(split) == []
+    assert too_large(split | {"ranks/more": 1}) == [f"the stage ranks adds {most + 1} lines, {most} at most"]
 
 
 @pytest.mark.planted
@@ -206,35 +212,31 @@ def test_a_word_that_is_not_the_fields_is_found(line: str, word: str) -> None:
         assert other_words({"one": fake_patch(file, other)}) == []
 
 
+@pytest.mark.planted
 def test_the_lint_finds_each_fault() -> None:
-    patches = {f"000{n}-Name": fake_patch("mlx_lm/a.py") + fake_patch(f"tests/test_{n}.py") for n in range(1, 5)}
-    head = "\n".join(f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---"] * 5))
-    row = [f"| {name} | what | why | tests/test_{n}.py | when |" for n, name in enumerate(patches, 1)]
-    readme = "".join(f"## {heading}\n\n{head}\n{row[n]}\n\n" for n, heading in enumerate(HEADINGS))
-    readme = f"# The series\n\n{readme}## Changing a patch\n"
-    assert complaints(patches, readme) == []
+    says = "From: somebody\n\nSubject: [PATCH] Title\n\nA reason.\n\nStage: one\nDrop-when: later\n---\n"
+    right = says + fake_patch("mlx_lm/a.py") + fake_patch("tests/test_1.py")
+    assert complaints({"one/Title": right}) == []
 
-    def complaint(old: str, new: str) -> str:
-        assert old in readme
-        (found,) = complaints(patches, readme.replace(old, new))
+    def complaint(old: str, new: str, name: str = "one/Title") -> str:
+        assert old in right
+        (found,) = complaints({"one/First": right, name: right.replace(old, new)})
         return found
 
-    assert complaint("## Drafting\n", "") == "the tables stand below Fixes, Primitives, Wiring"
-    assert complaint("## Fixes\n", "## Features\n") == "the tables stand below Features, Primitives, Drafting, Wiring"
-    assert complaint(f"Fixes\n\n{head}", f"Fixes\n\n{head.replace('Why', 'Status')}") == "Fixes has other columns"
-    assert complaint(row[1] + "\n", "") == "0002-Name has no row in patches/README.md"
-    assert complaint(row[1], f"{row[1]}\n{row[1].replace('0002', '0009')}") == "0009-Name has no patch"
-    assert complaint(f"{row[0]}\n", f"{row[1]}\n{row[0]}\n") == "the rows are not in the order of the patches"
-    assert complaint(row[2], row[2].replace("why", "")) == "0003-Name: 'Why' is empty"
-    assert complaint(row[2], row[2].replace("test_3", "test_9")) == "0003-Name: tests/test_3.py is not in its row"
-    untested = patches | {"0004-Name": fake_patch("mlx_lm/a.py")}
-    assert complaints(untested, readme) == ["0004-Name carries no test"]
-    never_run = patches | {"0004-Name": fake_patch("tests/test_4.py", f"    def {LEFT_OUT[0]}_again(self):")}
-    assert complaints(never_run, readme) == [f"0004-Name: {LEFT_OUT[0]}_again begins like a test that is left out"]
+    assert complaint("tests/", "more/") == "one/Title carries no test"
+    assert complaint("Stage: one", "Stage: two") == "one/Title is of another stage"
+    assert complaint("Drop-when", "Drop") == "one/Title does not say when it can be dropped"
+    assert complaint("A reason.\n\n", "") == "one/Title does not say why"
+    assert complaint("somebody", "another") == "one/Title has another author"
+    assert complaint("Title", "1-Title", "one/1-Title") == "one/1-Title has a number"
+    never_run = right + fake_patch("tests/test_2.py", f"    def {LEFT_OUT[0]}_again(self):")
+    assert complaints({"a/T": never_run.replace(": one", ": a")}) == [
+        f"a/T: {LEFT_OUT[0]}_again begins like a test that is left out"
+    ]
 
 
 @pytest.mark.series
-@pytest.mark.parametrize("number", range(1, len(PATCHES) + 1), ids=[path.stem for path in PATCHES])
+@pytest.mark.parametrize("number", range(1, len(PATCHES) + 1), ids=[name_of(path) for path in PATCHES])
 def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tmp_path: Path) -> None:
     passed, failed = with_and_without(of_patch(number), tmp_path)
     assert passed.returncode == 0, passed.said[-3000:]

@@ -44,7 +44,7 @@ def parse(document: str) -> tuple[dict[str, str], list[Reproduction]]:
         kinds = [kind for kind, _ in blocks]
         assert kinds in ([], ["python", "text"]), f"'{title}' has the blocks {kinds}"
         if blocks:
-            repaired = re.search(r"\(\d{4}\)$", section.split("\n```", 1)[0].rstrip()) is not None
+            repaired = re.search(r"\(\.\./patches/\S+\.patch\)\)$", section.split("\n```", 1)[0].rstrip()) is not None
             found.append(Reproduction(title, repaired, *(text for _, text in blocks)))
     return files, found
 
@@ -106,7 +106,7 @@ def test_the_series_repairs_it(reproduction: Reproduction, trees: tuple[Path, Pa
 
 @pytest.mark.planted
 def test_a_block_without_its_output_is_found() -> None:
-    section = "## A fault\nIt is wrong. (0001)\n\n```python\nprint(1)\n```\n"
+    section = "## A fault\nIt is wrong. ([Mend it](../patches/fixes/Mend-it.patch))\n\n```python\nprint(1)\n```\n"
     with pytest.raises(AssertionError, match="'A fault' has the blocks"):
         parse(section)
     assert parse(section + "```text\n1\n```\n") == ({}, [Reproduction("A fault", True, "print(1)\n", "1\n")])
