@@ -1,6 +1,7 @@
 """A judgement names the contract of each planted fault, and no other contract.
 
-Each tree has one fault. Its functions have other names than in the release, so that only its adapter can call them.
+Each tree has one fault. Its functions have other names than in the release, so that only its adapter can call them. It
+is asked the part of the cases that the fault is in, and all of them with CONFORMANCE_PROFILE=full.
 """
 
 from __future__ import annotations
@@ -84,13 +85,29 @@ def trim(caches, n):
 }
 
 
-def judged(flavour: str, folder: Path, fault: Plant | None) -> dict[str, Any]:
-    """Make a tree, and judge it on all contracts."""
+# Where each contract is asked.
+PARTS = {
+    "C1 snapshot": "caches",
+    "C2 trim": "caches",
+    "C4 blocks": "caches",
+    "C3 exits": "decoding",
+    "C5 processors": "decoding",
+    "C6 options": "commands",
+    "C3 server prefixes": "server",
+}
+
+
+def asked_of(fault: Plant) -> list[str]:
+    return [] if os.environ.get("CONFORMANCE_PROFILE") == "full" else ["--only", PARTS[fault.contract]]
+
+
+def judged(flavour: str, folder: Path, fault: Plant | None, *options: str) -> dict[str, Any]:
+    """Make a tree, and judge it."""
     source = unpack(commits()[0 if flavour == "stock" else -1], folder / "source")
     tree = plant(source, folder / "tree", fault)
     adapter = folder / "other_names.py"
     adapter.write_text(ADAPTER + ADAPTERS[flavour])
-    return asked(tree, folder / "out.json", "--adapter", str(adapter))
+    return asked(tree, folder / "out.json", "--adapter", str(adapter), *options)
 
 
 def asked(tree: Path, out: Path, *options: str) -> dict[str, Any]:
@@ -106,13 +123,14 @@ def asked(tree: Path, out: Path, *options: str) -> dict[str, Any]:
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of the tree without a fault. All processes of the tests share one run."""
     flavour: str = request.getfixturevalue("flavour")
-    shared = tmp_path_factory.getbasetemp().parent / f"judged-{flavour}"
+    options = asked_of(request.getfixturevalue("fault"))
+    shared = tmp_path_factory.getbasetemp().parent / "-".join(["judged", flavour, *options])
     shared.mkdir(exist_ok=True)
     with (shared / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (shared / "base.json").exists():
             folder = tmp_path_factory.mktemp("base")
-            (shared / "base.json").write_text(json.dumps(judged(flavour, folder, None)))
+            (shared / "base.json").write_text(json.dumps(judged(flavour, folder, None, *options)))
     return dict(json.loads((shared / "base.json").read_text()))
 
 
@@ -122,7 +140,7 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     [pytest.param(flavour, one, id=f"{flavour}-{one.name}") for flavour, some in PLANTS.items() for one in some],
 )
 def test_a_planted_tree_is_found(flavour: str, fault: Plant, base: dict[str, Any], tmp_path: Path) -> None:
-    named_alone(fault, base, judged(flavour, tmp_path, fault), tmp_path)
+    named_alone(fault, base, judged(flavour, tmp_path, fault, *asked_of(fault)), tmp_path)
 
 
 def named_alone(fault: Plant, base: dict[str, Any], tree: dict[str, Any], folder: Path) -> None:
