@@ -14,7 +14,7 @@ import mlx_lm
 import pytest
 from mlx_lm import load
 
-from conformance import FIXTURE
+from conformance import FIXTURE, stages
 from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
 from conformance.scorecard import plugin as scorecard
@@ -31,11 +31,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="write the result of each test; give it as --scorecard=FILE, without spaces",
     )
 
+    parser.addoption("--stage", metavar="NAME", help="only the tests that hold after this stage of the series")
+    parser.addoption("--every-test", action="store_true", help="with --stage: all tests, to see which ones hold")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     flavour = "patched" if find_spec("mlx_lm.draft") else "stock"
     release = mlx_lm.__version__.split("+")[0]
     expected = nearest(release, flavour)
+    if (stage := config.getoption("--stage")) is not None:
+        expected = expected.with_name(f"{release}-{stage}.txt")
+        if not config.getoption("--every-test"):
+            lines = stages.read(stages.FILE.read_text())
+            config.pluginmanager.register(stages.Plugin(stage, lines, stages.order()), "stages")
     config.pluginmanager.register(Plugin(expected, expected.stem == f"{release}-{flavour}"), "expectations")
     if (path := config.getoption("--scorecard")) is not None:
         about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}

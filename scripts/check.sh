@@ -2,17 +2,25 @@
 set -euo pipefail
 usage() {
   cat <<'EOF'
-usage: scripts/check.sh [-h] [pytest arguments]
+usage: scripts/check.sh [-h] [--stage NAME] [pytest arguments]
 
 Run the conformance suite on the patched default release, and the lint. The script makes what it needs: the patched
 source, a venv with tox in .venv-tox, and the environments of tox.ini.
 
   scripts/check.sh                     all but the planted faults and the scripts (scripts/tox.sh -e selftest)
   scripts/check.sh -k parity           the tests with "parity" in their names
+  scripts/check.sh --stage core        the series up to the end of a stage, and the tests that hold there
 EOF
 }
 case "${1-}" in -h | --help) usage; exit 0 ;; esac
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+if [ "${1-}" = --stage ]; then
+  STAGE=${2-}
+  shift $(($# < 2 ? $# : 2))
+  export STAGE
+  "$here/apply.sh" --no-install --stage "$STAGE"
+  exec "$here/tox.sh" -e stage -- "$@"
+fi
 "$here/apply.sh" --no-install
 exec "$here/tox.sh" -- "$@"

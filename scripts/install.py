@@ -24,7 +24,6 @@ from pin import (
     find_release,
     made_by_this_python,
     make_venv,
-    patch_files,
     temporary,
 )
 
@@ -132,17 +131,25 @@ def source(args: argparse.Namespace) -> tuple[Path, str, str]:
         stamp = Stamp.read(args.checkout)
         if stamp is None:
             raise Refused(f"{args.checkout} was not made by scripts/port.sh or scripts/apply.sh.")
-        n_patches = len(git(args.checkout, "rev-list", f"{stamp.base}..HEAD").stdout.split())
         # A clone's directory has a commit in the place of the version.
         version = re.fullmatch(r"mlx-lm-(\d+\..*)", args.checkout.name)
-        return args.checkout, head(args.checkout), f"{version[1] if version else 0}+lookup.{n_patches}"
+        return (
+            args.checkout,
+            head(args.checkout),
+            f"{version[1] if version else 0}+lookup.{count(args.checkout, stamp)}",
+        )
     pinned = find_release(args.release)
     stamp = Stamp.read(pinned.checkout)
     if stamp is None:
         raise Refused(f"{pinned.checkout} is not there; run scripts/apply.sh --release {pinned.version} first.")
     if args.stock:
         return pinned.checkout, stamp.base, pinned.version
-    return pinned.checkout, head(pinned.checkout), f"{pinned.version}+lookup.{len(patch_files())}"
+    return pinned.checkout, head(pinned.checkout), f"{pinned.version}+lookup.{count(pinned.checkout, stamp)}"
+
+
+def count(checkout: Path, stamp: Stamp) -> int:
+    """The number of patches that a checkout has."""
+    return len(git(checkout, "rev-list", f"{stamp.base}..HEAD").stdout.split())
 
 
 def main() -> int:
