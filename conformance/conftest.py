@@ -14,11 +14,12 @@ import mlx_lm
 import pytest
 from mlx_lm import load
 
-from conformance import FIXTURE, stages
+from conformance import FIXTURE
 from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
 from conformance.scorecard import plugin as scorecard
 from conformance.scorecard.rows import THE_SUITE
+from conformance.stages import plugin as stages
 from conformance.testing.device import device
 from conformance.testing.faults.planted import Fault
 

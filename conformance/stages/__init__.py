@@ -1,0 +1,1 @@
+"""Which tests hold after which stage of the series."""

@@ -1,0 +1,46 @@
+"""Add to stages.txt what passed after a stage.
+
+scripts/check.sh --stage core --every-test                        # all tests, also those that cannot hold yet
+python -m conformance.stages core .tox/scorecards/stage.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from conformance.stages.plugin import FILE, order, read, test_of
+
+
+def holds(outcomes: dict[str, str]) -> set[str]:
+    """The files, or else the functions, of which at least one test passed and none failed."""
+    files: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for nodeid, outcome in outcomes.items():
+        files[nodeid.split("::")[0]][test_of(nodeid)].add(outcome)
+    found = set()
+    for file, functions in files.items():
+        good = {name for name, seen in functions.items() if "passed" in seen and "failed" not in seen}
+        whole = all("failed" not in seen for seen in functions.values())
+        found |= {file} if good and whole else good
+    return found
+
+
+def main() -> int:
+    stage, scorecard = sys.argv[1:]
+    rows = json.loads(Path(scorecard).read_text())["rows"].values()
+    found = holds({test: result["outcome"] for row in rows for test, result in row.items()})
+    lines, stages = read(FILE.read_text()), order()
+    for test in found:
+        earlier = [since for name, since in lines.items() if name in (test, test.split("::")[0])]
+        if not any(stages.index(since) <= stages.index(stage) for since in earlier):
+            lines[test] = stage
+    head = "".join(f"{line}\n" for line in FILE.read_text().splitlines() if line.startswith("#"))
+    ordered = sorted(lines.items(), key=lambda line: (stages.index(line[1]), line[0]))
+    FILE.write_text(head + "".join(f"{since} {test}\n" for test, since in ordered))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
