@@ -19,6 +19,8 @@ from conformance.bench.results import Results, chosen, different, mean, rows, va
 plt.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 10, "axes.grid": True, "grid.alpha": 0.3}
 plt.rcParams |= {"axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False}
 MARKERS = "osD^vPX*"
+# The colors of a bar.
+FASTER, SLOWER = "tab:blue", "tab:red"
 
 
 def main_model(runs: Sequence[Results]) -> list[Row]:
@@ -36,31 +38,26 @@ def labelled(row: Row) -> str:
 
 
 def speed_up(runs: Sequence[Results]) -> Figure:
-    """A bar for each strategy on each workload."""
+    """A bar for each workload with the default strategy, the first that is measured, from plain decoding on."""
     found = main_model(runs)
-    names = list(dict.fromkeys(labelled(row) for row in found))
-    used = [name for (name,) in different(found, "strategy")]
-    figure, axes = plt.subplots(figsize=(8, 0.5 + 0.42 * len(names)), layout="constrained")
-    height = 0.8 / max(len(used), 1)
-    for i, strategy in enumerate(used):
-        places, widths, errors = [], [], []
-        for j, name in enumerate(names):
-            some = [row for row in found if labelled(row) == name and row["strategy"] == strategy]
-            middle = mean(values(some, "speed"))
-            if middle is None or any(not row["parity"] for row in some):
-                continue
-            low, high = min(values(some, "low")), max(values(some, "high"))
-            places.append(j + (i - (len(used) - 1) / 2) * height)
-            widths.append(middle)
-            errors.append((max(middle - low, 0), max(high - middle, 0)))
-        if places:
-            bars = list(zip(*errors, strict=True))
-            axes.barh(places, widths, height, label=strategy, xerr=bars, error_kw={"lw": 0.6, "alpha": 0.6})
+    default = next((name for (name,) in different(found, "strategy")), "")
+    bars = []
+    for name in dict.fromkeys(labelled(row) for row in found):
+        some = [row for row in found if labelled(row) == name and row["strategy"] == default]
+        middle = mean(values(some, "speed"))
+        if middle is not None and all(row["parity"] for row in some):
+            bars.append((middle, name, min(values(some, "low")), max(values(some, "high"))))
+    bars.sort(reverse=True)
+    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.24 * len(bars)), layout="constrained")
+    for place, (middle, _, low, high) in enumerate(bars):
+        error = [[max(middle - low, 0)], [max(high - middle, 0)]]
+        axes.barh(place, middle - 1, 0.7, left=1, color=FASTER if middle >= 1 else SLOWER)
+        axes.errorbar(middle, place, xerr=error, color="black", lw=0.6, alpha=0.6)
     axes.axvline(1, color="black", lw=1)
-    axes.set(yticks=range(len(names)), yticklabels=names, xlabel="times the speed of plain decoding")
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    axes.set_title(subtitle(found), fontsize=10)
+    names = [name for _, name, _, _ in bars]
+    axes.set(yticks=range(len(bars)), yticklabels=names, xlabel="times the speed of plain decoding")
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_title(f"{subtitle(found)}, {default}", fontsize=10)
     return figure
 
 
