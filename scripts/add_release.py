@@ -124,7 +124,7 @@ def _not_pinned(version: str, why: str) -> str:
     return (
         f"{version} is not pinned, and nothing was changed: {why}\n"
         f"Next: scripts/port.sh {version} leaves the first conflict in vendor/mlx-lm-{version}. Mend it there as\n"
-        "docs/porting.md says, go on to the last patch, then run this again."
+        "docs/releases.md says, go on to the last patch, then run this again."
     )
 
 

@@ -133,7 +133,7 @@ def apply_source(args: argparse.Namespace) -> int:
         lend_default(clone, patches, scratch)
         there = shlex.quote(str(source))
         then = f"Nothing was changed. Next: scripts/port.sh --source {there} tries every patch on a copy of it,\n"
-        then += "says which ones fit, and leaves the first that does not for you to mend (docs/porting.md)."
+        then += "says which ones fit, and leaves the first that does not for you to mend (docs/releases.md)."
         apply_patches(clone, patches, f"{source} at {head(source)[:12]}", then)
         commit = head(clone)
         before = git(source, "rev-parse", "--verify", "--quiet", f"refs/heads/{BRANCH}", check=False).stdout.strip()

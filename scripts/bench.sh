@@ -4,7 +4,7 @@ usage() {
   cat <<'EOF'
 usage: scripts/bench.sh [-h] [--quick] [--model MODEL] [--merge FILE...] [--check] [--render] [more options]
 
-Make every number, table and picture of docs/benchmarks.md and docs/serving.md, and the pictures of the README, in at most
+Make every number, table and picture of docs/benchmarks.md and docs/use.md, and the pictures of the README, in at most
 90 minutes on two cores. Leave the machine alone while it runs.
 
   scripts/bench.sh                      measure with the model of this repository

@@ -1,4 +1,4 @@
-"""Judge a tree of mlx-lm through an adapter, and report the differences from a base. docs/judging.md explains it.
+"""Judge a tree of mlx-lm through an adapter, and report the differences from a base. docs/releases.md explains it.
 
 TREE and --base name a release on the package index (0.33.0), a directory, or a git ref of a clone (~/mlx-lm@my-branch).
 """
@@ -45,7 +45,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, help="judge only this part of the contracts")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the result as Markdown, for a review")
     parser.add_argument("--scorecard", metavar="FILE", type=Path, help="write the result as a column of the scorecard")
-    parser.add_argument("--pin", action="store_true", help="also pin the release; docs/porting.md explains it")
+    parser.add_argument("--pin", action="store_true", help="also pin the release; docs/releases.md explains it")
     args = parser.parse_args()
     if args.scorecard and args.only:
         parser.error("a column of the scorecard is of all contracts: leave --only out")

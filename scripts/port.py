@@ -72,7 +72,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/port.sh",
         description=__doc__,
-        epilog="exit status: 0 all patches apply, 3 one does not, 1 nothing was tried; docs/porting.md explains it",
+        epilog="exit status: 0 all patches apply, 3 one does not, 1 nothing was tried; docs/releases.md explains it",
     )
     parser.add_argument("new", metavar="NEW", nargs="?", type=_version, help="a version on the package index")
     parser.add_argument("--source", metavar="DIR", type=Path, help="your own clone of mlx-lm, as of its HEAD")

@@ -5,7 +5,7 @@ usage() {
 usage: scripts/scorecard.sh [-h] [--render | ENVIRONMENT...]
 
 Run the suite in environments of tox.ini, and write the results into docs/scorecard.json, docs/scorecard.html and the
-table of docs/suite.md. The results of other environments stay as they are.
+table of docs/releases.md. The results of other environments stay as they are.
 
   scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: 75 minutes
   scripts/scorecard.sh patched stock    the default release
@@ -44,5 +44,5 @@ fi
 shopt -s nullglob
 "$PYTHON" -m conformance.scorecard keep docs/scorecard.json .tox/scorecards/*.json --out docs/scorecard.json
 "$PYTHON" -m conformance.scorecard page docs/scorecard.json --out docs/scorecard.html
-"$PYTHON" -m conformance.scorecard table docs/scorecard.json --readme docs/suite.md
+"$PYTHON" -m conformance.scorecard table docs/scorecard.json --readme docs/releases.md
 exit "$status"

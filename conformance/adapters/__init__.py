@@ -1,4 +1,4 @@
-"""Adapters call the features of one tree of mlx-lm, a module for each tree. docs/judging.md says how to write one.
+"""Adapters call the features of one tree of mlx-lm, a module for each tree. docs/releases.md says how to write one.
 
 An adapter is a module with some of the names below. None of them is required: a missing one counts as "not offered". It
 imports the names of its tree at its top or where it uses them. If the tree lacks a name, the result says so.

@@ -107,7 +107,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small settings; writes to a temporary directory")
     parser.add_argument("--model", help="another model: a directory or a Hugging Face repo")
     parser.add_argument("--draft-model", help="a draft model for --model")
-    parser.add_argument("--draft-margin", default=0.0, help="for --model: a number or 'auto', see docs/exactness.md")
+    parser.add_argument("--draft-margin", default=0.0, help="for --model: a number or 'auto', see docs/contracts.md")
     parser.add_argument("--stages", nargs="+", metavar="NAME", help="run only these stages")
     parser.add_argument("--repeats", type=int, help="repetitions of each run (default: 5 in a full run)")
     parser.add_argument(

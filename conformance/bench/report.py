@@ -15,7 +15,7 @@ from conformance.bench.cells import Row
 from conformance.bench.results import CELLS, Results, chosen, different, mean, rows, values
 from conformance.bench.strategies import AUTO
 
-DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "serving.md")
+DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "use.md")
 MARKED = re.compile(r"(<!-- bench ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 NO_PARITY = "no parity"
 

@@ -1,4 +1,4 @@
-"""Say of a drafted run whether it is exact, has near ties, or shows a fault: docs/exactness.md has the criterion."""
+"""Say of a drafted run whether it is exact, has near ties, or shows a fault: docs/contracts.md has the criterion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conformance.testing.decode.recorder import (
     state_after,
 )
 
-# How many times the noise a right state may be off: docs/exactness.md says why.
+# How many times the noise a right state may be off: docs/contracts.md says why.
 TIMES = 4
 # The share of the rows of clean replays that are not above the noise. A few are: routers of experts have ties too.
 SHARE = 0.9

@@ -1,1 +1,1 @@
-"""Judge a tree of mlx-lm through an adapter: scripts/judge.sh TREE, docs/judging.md."""
+"""Judge a tree of mlx-lm through an adapter: scripts/judge.sh TREE, docs/releases.md."""

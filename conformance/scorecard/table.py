@@ -1,4 +1,4 @@
-"""The Markdown table of docs/suite.md, between markers: the default release by contract, patched and stock."""
+"""The Markdown table of docs/releases.md, between markers: the default release by contract, patched and stock."""
 
 from __future__ import annotations
 

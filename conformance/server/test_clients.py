@@ -253,7 +253,7 @@ def test_a_memory_outlives_a_kill(tmp_path: Path) -> None:
 
 
 def test_the_curl_of_the_document_changes_something(server: Server) -> None:
-    document = (FIXTURE.parents[1] / "docs" / "serving.md").read_text()
+    document = (FIXTURE.parents[1] / "docs" / "use.md").read_text()
     command = document.split("<!-- curl -->\n")[1].split("<!-- end curl -->")[0]
     _, address, *_, body = shlex.split(command)
     said = server.post(json.loads(body), address.removeprefix("localhost:8080")).json()

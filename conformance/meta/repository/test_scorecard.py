@@ -256,10 +256,10 @@ def test_a_stale_table_is_found(tmp_path: Path) -> None:
 
 def test_the_documents_show_the_runs_that_are_kept() -> None:
     runs = load([ROOT / "docs" / "scorecard.json"])
-    text, html = (ROOT / "docs" / "suite.md").read_text("utf-8"), ROOT / "docs" / "scorecard.html"
+    text, html = (ROOT / "docs" / "releases.md").read_text("utf-8"), ROOT / "docs" / "scorecard.html"
     assert text.count("<!-- scorecard -->") == 1
     assert filled(text, runs) == text, (
-        "run: python -m conformance.scorecard table docs/scorecard.json --readme docs/suite.md"
+        "run: python -m conformance.scorecard table docs/scorecard.json --readme docs/releases.md"
     )
     if html.exists():
         assert page(runs) == html.read_text("utf-8"), (

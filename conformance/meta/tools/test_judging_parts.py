@@ -236,7 +236,7 @@ def test_lines_hold_what_they_use() -> None:
 
 
 def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "judging.md").read_text().split("## An adapter")[1]
+    page = (ROOT / "docs" / "releases.md").read_text().split("## An adapter")[1]
     code = re.search(r"^    import copy\n(?:    .*\n|\n)+", page, re.MULTILINE)
     assert code
     (tmp_path / "mine.py").write_text(textwrap.dedent(code[0]))
