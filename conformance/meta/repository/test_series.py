@@ -28,7 +28,7 @@ STAGES = {
     "caches": 760,
     "core": 2100,
     "drafters": 980,
-    "ranks": 160,
+    "devices": 300,
     "batch": 840,
     "server": 400,
     "extras": 400,
@@ -183,10 +183,10 @@ def test_a_series_that_is_too_large_is_found() -> None:
     many = MAX_LINES // MAX_MEDIAN + 1
     said = f"the series adds {many * MAX_MEDIAN} lines, {MAX_LINES} at most"
     assert too_large({str(n): MAX_MEDIAN for n in range(many)}) == [said]
-    most = STAGES["ranks"]
-    split = dict.fromkeys([f"ranks/{n}" for n in range(most)], 1)
+    most = STAGES["devices"]
+    split = dict.fromkeys([f"devices/{n}" for n in range(most)], 1)
     assert too_large(split) == []
-    assert too_large(split | {"ranks/more": 1}) == [f"the stage ranks adds {most + 1} lines, {most} at most"]
+    assert too_large(split | {"devices/more": 1}) == [f"the stage devices adds {most + 1} lines, {most} at most"]
 
 
 @pytest.mark.planted
