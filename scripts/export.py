@@ -50,7 +50,7 @@ def run(release: Release, exported: Path, check: bool) -> int:
     if count < len(series):
         raise Refused(
             f"the checkout has {count} commits, patches/ {len(series)} patches. Apply the others with "
-            "git am --3way, or delete the patch files that are to go."
+            "git am --3way, or delete the patch files that are to go, and their lines in patches/series."
         )
     folder = release.patches
     changed = changes(checkout, stamp.base, folder, exported)
