@@ -33,7 +33,7 @@ class Matches:
     def accept(self, n_accepted: int, n_drafted: int) -> None:
         pass
 
-    def after(self, end: int, n: int) -> list[int]:
+    def after(self, end: int, n: int) -> Proposal:
         return Proposal(self.tokens[end : end + n], self.lengths[end])
 
 
@@ -49,10 +49,10 @@ class Ngram(Matches):
         self.least = least
         self.choose: Callable[[Iterable[int]], int] = min if first else max
 
-    def propose(self, n_max: int) -> Sequence[int]:
+    def propose(self, n_max: int) -> Proposal:
         size = min(max(self.lengths.values(), default=0), self.size)
         if size < self.least:
-            return []
+            return Proposal()
         return self.after(self.choose(end for end, length in self.lengths.items() if length >= size), n_max)
 
 
@@ -68,10 +68,10 @@ class Longest(Matches):
         self.least = least
         self.factor = factor
 
-    def propose(self, n_max: int) -> Sequence[int]:
+    def propose(self, n_max: int) -> Proposal:
         length = max(self.lengths.values(), default=0)
         if length < self.least:
-            return []
+            return Proposal()
         ends = [end for end, n in self.lengths.items() if n == length]
         if self.choice == "common":
             followers = Counter(self.tokens[end] for end in ends)
@@ -89,7 +89,7 @@ class Vote(Matches):
         super().__init__()
         self.least = least
 
-    def propose(self, n_max: int) -> Sequence[int]:
+    def propose(self, n_max: int) -> Proposal:
         ends = {end: length for end, length in self.lengths.items() if length >= self.least}
         longest = max(ends.values(), default=0)
         draft: list[int] = []

@@ -62,7 +62,7 @@ def longest(text: Text, draft: Any, n_max: int) -> bool:
     ends = range(1, len(text))
     length = max((common(text, end) for end in ends), default=0)
     if draft.match_length != length or length == 0:
-        return draft.match_length == length and draft == []
+        return bool(draft.match_length == length and draft == [])
     return any(draft == repeated(text[end:], n_max) for end in ends if common(text, end) == length)
 
 
@@ -205,7 +205,7 @@ def remember_half(table: NgramModTable, tokens: Any, *args: Any) -> None:
     learn(table, tokens[: len(tokens) // 2], *args)
 
 
-def no_longer(strategy: SuffixStrategy, n_max: int) -> Sequence[int]:
+def no_longer(strategy: SuffixStrategy, n_max: int) -> Proposal:
     draft = longest_draft(strategy, n_max)
     return Proposal(draft[: n_max - 1], draft.match_length)
 

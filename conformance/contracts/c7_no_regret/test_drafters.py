@@ -171,7 +171,7 @@ class Lying:
     def observe(self, tokens: Sequence[int]) -> None:
         self.n_seen += len(tokens)
 
-    def propose(self, n_max: int) -> Sequence[int]:
+    def propose(self, n_max: int) -> Proposal:
         n_right, *claim = self.turns[self.turn % len(self.turns)]
         self.turn += 1
         draft = list(self.answer[self.n_seen : self.n_seen + min(n_right, n_max)])

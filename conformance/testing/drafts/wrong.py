@@ -20,7 +20,7 @@ class Wrong:
     def observe(self, tokens: Sequence[int]) -> None:
         pass
 
-    def propose(self, n_max: int) -> Sequence[int]:
+    def propose(self, n_max: int) -> Proposal:
         return Proposal([self.token] * n_max, self.match_length, was_right=True)
 
     def accept(self, n_accepted: int, n_drafted: int) -> None:
