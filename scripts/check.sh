@@ -2,7 +2,7 @@
 set -euo pipefail
 usage() {
   cat <<'EOF'
-usage: scripts/check.sh [-h] [--stage NAME] [pytest arguments]
+usage: scripts/check.sh [-h] [--stage NAME | --model smollm2] [pytest arguments]
 
 Run the conformance suite on the patched default release, and the lint. The script makes what it needs: the patched
 source, a venv with tox in .venv-tox, and the environments of tox.ini.
@@ -10,6 +10,7 @@ source, a venv with tox in .venv-tox, and the environments of tox.ini.
   scripts/check.sh                     all but the planted faults and the scripts (scripts/tox.sh -e selftest)
   scripts/check.sh -k parity           the tests with "parity" in their names
   scripts/check.sh --stage core        the series up to the end of a stage, and the tests that hold there
+  scripts/check.sh --model smollm2     a real model with real text, in bf16 and in 4 bits, made by scripts/model.sh
 EOF
 }
 case "${1-}" in -h | --help) usage; exit 0 ;; esac
@@ -21,6 +22,13 @@ if [ "${1-}" = --stage ]; then
   export STAGE
   "$here/apply.sh" --no-install --stage "$STAGE"
   exec "$here/tox.sh" -e stage -- "$@"
+fi
+if [ "${1-}" = --model ]; then
+  [ "${2-}" = smollm2 ] || { echo "error: --model takes smollm2, the model of scripts/model.sh." >&2; exit 2; }
+  shift 2
+  "$here/model.sh"
+  "$here/model.sh" --4bit
+  exec "$here/tox.sh" -e smollm2 -- "$@"
 fi
 "$here/apply.sh" --no-install
 exec "$here/tox.sh" -- "$@"

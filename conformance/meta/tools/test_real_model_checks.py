@@ -1,0 +1,49 @@
+"""The checks of a real model find what is planted. Here they ask the fixture, which is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mlx_lm.draft import batch as drafts
+from mlx_lm.draft import verify
+
+from conformance.smollm2 import checks
+from conformance.smollm2.tasks import encode
+from conformance.testing.server.clients import EDIT
+from conformance.testing.texts.prompts import PROMPTS
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+RENAME, DELETE = EDIT, PROMPTS["delete"]
+QUESTIONS = [messages[0]["content"] for messages in (RENAME, DELETE)]
+Check = Callable[[Any, Any], list[str]]
+CHECKS: dict[str, Check] = {
+    "greedy": lambda model, tokenizer: checks.parity(model, tokenizer, RENAME, "greedy"),
+    "sampled": lambda model, tokenizer: checks.parity(model, tokenizer, RENAME, "sampled"),
+    "penalized": lambda model, tokenizer: checks.parity(model, tokenizer, RENAME, "penalized"),
+    "exits": lambda model, tokenizer: checks.exits(model, tokenizer, RENAME, [1, 9]),
+    "conversation": lambda model, tokenizer: checks.conversation(model, tokenizer, QUESTIONS),
+    "batch": lambda model, tokenizer: checks.batch(model, tokenizer, [RENAME, DELETE])[0],
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_drafting_is_exact(check: str, fixture: tuple[Any, Any]) -> None:
+    assert CHECKS[check](*fixture) == []
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_planted_fault_is_found(check: str, fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rejected token stays in the cache."""
+    alone, together = verify.trim_prompt_cache, drafts.trim_prompt_cache
+    monkeypatch.setattr(verify, "trim_prompt_cache", lambda cache, n: alone(cache, max(n - 1, 0)))
+    monkeypatch.setattr(drafts, "trim_prompt_cache", lambda cache, ns: together(cache, [max(n - 1, 0) for n in ns]))
+    assert CHECKS[check](*fixture) != []
+
+
+def test_a_drafted_run_drafts(fixture: tuple[Any, Any]) -> None:
+    model, tokenizer = fixture
+    assert checks.run(model, tokenizer, encode(tokenizer, RENAME), **checks.DRAFT).drafted > 0

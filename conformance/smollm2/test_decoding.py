@@ -1,0 +1,59 @@
+"""The contracts on SmolLM2 with real text, in bf16 and in 4 bits: scripts/check.sh --model smollm2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mlx_lm import load
+
+from conformance.__main__ import main
+from conformance.smollm2 import MODELS, checks, path_of
+from conformance.smollm2.tasks import TASKS, rewrite
+
+pytestmark = pytest.mark.real_model
+
+QUESTIONS = [
+    f"{rewrite()[0]['content']}",
+    "Write the same function again, with `text` renamed to `sentence`.",
+    "Write the first function again.",
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """SmolLM2 and its tokenizer."""
+    loaded, tokenizer = load(path_of(request.param))
+    return loaded, tokenizer
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize("sampling", checks.SAMPLING)
+@pytest.mark.parametrize("task", TASKS)
+def test_parity(model: tuple[Any, Any], task: str, sampling: str) -> None:
+    assert checks.parity(*model, TASKS[task](), sampling) == []
+
+
+@pytest.mark.contract("C3")
+def test_exits(model: tuple[Any, Any]) -> None:
+    assert checks.exits(*model, TASKS["rewrite"](), [1, 9, 20]) == []
+
+
+@pytest.mark.contract("C3")
+def test_a_chat_of_several_turns(model: tuple[Any, Any]) -> None:
+    assert checks.conversation(*model, QUESTIONS) == []
+
+
+@pytest.mark.contract("C10")
+def test_rows_of_a_batch(model: tuple[Any, Any], record_property: Callable[[str, object], None]) -> None:
+    wrong, other = checks.batch(*model, [TASKS[name]() for name in ("rewrite", "document", "fill_json", "answer")])
+    record_property("rows of the plain batch that differ from the row alone", other)
+    assert wrong == []
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize("name", MODELS)
+def test_conformance_check(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a user runs to see whether a model is decoded exactly."""
+    assert main(["check", "--model", name, "--max-tokens", "32"]) == 0, capsys.readouterr().out
