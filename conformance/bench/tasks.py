@@ -161,6 +161,7 @@ class Dictated:
 
     def __init__(self, model: Any, text: list[int]) -> None:
         self.model, self.text = model, mx.array([*text, *text[-1:]])
+        self.layers = model.layers
 
     def __call__(self, inputs: mx.array, cache: Cache) -> mx.array:
         logits = self.model(inputs, cache=cache)

@@ -45,6 +45,7 @@ ALIAS = STATE + "    def {name}:\n        return {alias}\n\n"
 SNAP = "        self._armed = set(range(len(self.cache)))\n        return super().snap()\n"
 PREFIX = "return copy.deepcopy(cache_entry.prompt_cache), tokens[short_length:]"
 LATER = PREFIX.replace("short_length:", "short_length + 1 :")
+PASSED = "        draft=draft,\n        kv_bits=args.kv_bits,\n"
 OPTIONS = "        draft_model=draft_model,\n        num_draft_tokens=args.num_draft_tokens,\n"
 END = "        finally:\n            _rewind_cache(num_draft, n)\n"
 CLOSE = "            trim_prompt_cache(self.cache, 0)\n        mx.eval([c.state for c in self.cache])\n"
@@ -92,7 +93,7 @@ SERIES = [
         "history, unseen = prompt, ",
         "history, unseen = prompt[-1:], ",
     ),
-    Plant("a flag dropped", "C6 options", GENERATE, "    elif draft:\n", "    elif not args:\n"),
+    Plant("a flag dropped", "C6 options", GENERATE, PASSED, PASSED.replace("=draft,", "=None,")),
     *EVERYWHERE,
 ]
 PLANTS = {"stock": STOCK, "series": SERIES}
@@ -111,7 +112,7 @@ PUBLISHED = [
     (
         "draft_type",
         "commands",
-        Plant("a flag dropped", "C6 options", GENERATE, "    elif draft:\n", "    elif not args:\n"),
+        Plant("a flag dropped", "C6 options", GENERATE, PASSED, PASSED.replace("=draft,", "=None,")),
     ),
     (
         "prompt_lookup",

@@ -55,11 +55,12 @@ def test_a_fault_of_a_script_is_no_sentence() -> None:
 
 def test_a_full_disk_is_not_a_patch_that_does_not_apply(clone: Clone, tmp_path: Path) -> None:
     """A git in front of the real one fails at the third patch, as it does when the disk is full."""
-    git, folder = shutil.which("git"), tmp_path / "bin"
+    git, folder, third = shutil.which("git"), tmp_path / "bin", list(clone.patches())[2]
     folder.mkdir()
     (folder / "git").write_text(
-        f'#!/bin/sh\ncase "$*" in *am*--quiet*0003*) echo "error: unable to write file: No space left on device" >&2; '
-        f'exit 128 ;; esac\nexec {git} "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *am*--quiet*{third}*) '
+        'echo "error: unable to write file: No space left on device" >&2; exit 128 ;; esac\n'
+        f'exec {git} "$@"\n'
     )
     (folder / "git").chmod(0o755)
     said = clone.refused("apply.sh", "--no-install", PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")

@@ -61,9 +61,9 @@ def test_the_tests_of_the_patches_pass(file: str, patched: Path) -> None:
 
 
 # One-line faults that no other test of the suite finds.
-LIMIT = "return self._idx - n >= self.max_size"
+LIMIT = "fits = self._idx - self.max_size"
 FAULTS = {
-    "a full window trimmed at its limit": ("models/cache.py", LIMIT, f"{LIMIT} - 1", "tests/test_cache_trim.py"),
+    "a full window trimmed at its limit": ("models/cache.py", LIMIT, f"{LIMIT} + 1", "tests/test_cache_trim.py"),
 }
 
 
