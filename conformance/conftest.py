@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
     parser.addoption("--stage", metavar="NAME", help="only the tests that hold after this stage of the series")
-    parser.addoption("--every-test", action="store_true", help="with --stage: all tests, to see which ones hold")
+    parser.addoption("--other-tests", action="store_true", help="with --stage: those that have no line for it yet")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,9 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     expected = nearest(release, flavour)
     if (stage := config.getoption("--stage")) is not None:
         expected = expected.with_name(f"{release}-{stage}.txt")
-        if not config.getoption("--every-test"):
-            lines = stages.read(stages.FILE.read_text())
-            config.pluginmanager.register(stages.Plugin(stage, lines, stages.order()), "stages")
+        lines, others = stages.read(stages.FILE.read_text()), config.getoption("--other-tests")
+        config.pluginmanager.register(stages.Plugin(stage, lines, stages.order(), others), "stages")
     config.pluginmanager.register(Plugin(expected, expected.stem == f"{release}-{flavour}"), "expectations")
     if (path := config.getoption("--scorecard")) is not None:
         about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}

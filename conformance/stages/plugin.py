@@ -28,28 +28,30 @@ def read(text: str) -> dict[str, str]:
 
 
 class Plugin:
-    """Collects what holds after a stage, and nothing else."""
+    """Collects what holds after a stage, and nothing else; or the other way round, what has no line yet."""
 
-    def __init__(self, stage: str, lines: dict[str, str], stages: list[str]) -> None:
+    def __init__(self, stage: str, lines: dict[str, str], stages: list[str], others: bool = False) -> None:
         if stage not in stages:
             raise pytest.UsageError(f"--stage {stage}: the stages are {', '.join(stages)}")
-        self.is_last = stage == stages[-1]
+        self.is_last, self.others = stage == stages[-1], others
         reached = stages[: stages.index(stage) + 1]
         self.tests = {test for test, since in lines.items() if since in reached}
         self.files = {test.split("::")[0] for test in self.tests}
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         name = collection_path.relative_to(ROOT).as_posix()
-        if collection_path.name.startswith("test_") and name not in self.files and not self.is_last:
-            return True
-        return None
+        if not collection_path.name.startswith("test_"):
+            return None
+        left_out = name in self.tests if self.others else name not in self.files and not self.is_last
+        return True if left_out else None
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        kept = [
-            item for item in items if self.is_last or {test_of(item.nodeid), item.nodeid.split("::")[0]} & self.tests
-        ]
+        kept = [item for item in items if self.others != (self.is_last or self.holds(item.nodeid))]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+    def holds(self, nodeid: str) -> bool:
+        return bool({test_of(nodeid), nodeid.split("::")[0]} & self.tests)
 
 
 def test_of(nodeid: str) -> str:

@@ -36,10 +36,10 @@ def test_each_line_names_a_test_and_a_stage() -> None:
     assert missing({here: "nosuch"}, ["core"]) == [f"nosuch {here}"]
 
 
-def collected(stage: str, lines: str, nodeids: list[str]) -> list[str]:
+def collected(stage: str, lines: str, nodeids: list[str], others: bool = False) -> list[str]:
     items: Any = [SimpleNamespace(nodeid=nodeid) for nodeid in nodeids]
     config = cast(Any, SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: None)))
-    Plugin(stage, read(lines), ["one", "two", "three"]).pytest_collection_modifyitems(config, items)
+    Plugin(stage, read(lines), ["one", "two", "three"], others).pytest_collection_modifyitems(config, items)
     return [item.nodeid for item in items]
 
 
@@ -49,6 +49,8 @@ def test_what_holds_is_collected() -> None:
     assert collected("one", lines, nodeids) == nodeids[:1]
     assert collected("two", lines, nodeids) == nodeids[:2]
     assert collected("three", lines, nodeids) == nodeids
+    assert collected("one", lines, nodeids, others=True) == nodeids[1:]
+    assert collected("two", lines, nodeids, others=True) == nodeids[2:]
     with pytest.raises(pytest.UsageError, match="one, two, three"):
         collected("four", lines, nodeids)
 
