@@ -1,10 +1,11 @@
-"""Compare drafted with plain decoding on a model that is as slow as a larger one.
+"""Compare drafted with plain decoding: on a model that is as slow as a larger one, or on a real one with real text.
 
 python -m conformance.bench.speed [--repeats 5] [--strategies edit suffix ngram-simple ngram-mod]
+python -m conformance.bench.speed --model smollm2 --strategies edit --temperature 0.8
 
 The model is the fixture with a wider MLP. The new neurons are multiplied by zero, so it computes the same results at
 the cost of a model of 24 million parameters. Plain and drafted decodes of a prompt take turns. A speed is the median of
-the ratios.
+the ratios. An answer that runs into a loop is marked: a loop flatters every drafter.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from mlx_lm.draft import DraftStats
 from mlx_lm.draft.model import block_costs
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
 
 from conformance import FIXTURE
+from conformance.smollm2 import MODELS, path_of
+from conformance.smollm2.tasks import TASKS
 from conformance.testing.texts.prompts import PROMPTS
 from conformance.testing.texts.workloads import Message, ambiguous_text, chat, fenced
 
 HIDDEN = 15_360
-TOKENS = 256
+TOKENS, SEED = 256, 7
 
 
 def widened(hidden: int = HIDDEN, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, Any]:
@@ -65,17 +69,21 @@ class Decode:
     stats: DraftStats | None = None
 
 
-def decode(model: Any, prompt: list[int], eos: set[int], strategy: str | None, n: int) -> Decode:
+def decode(
+    model: Any, prompt: list[int], eos: set[int], strategy: str | None, n: int, temperature: float = 0.0
+) -> Decode:
     """Decode up to the end token or a limit. The clock starts at the first token."""
     stats = DraftStats()
-    cache = make_prompt_cache(model)
+    cache, sampler = make_prompt_cache(model), make_sampler(temperature)
+    mx.random.seed(SEED)
     if strategy is None:
-        steps = generate_step(mx.array(prompt), model, max_tokens=n, prompt_cache=cache)
+        steps = generate_step(mx.array(prompt), model, max_tokens=n, sampler=sampler, prompt_cache=cache)
     else:
         steps = prompt_lookup_generate_step(
             mx.array(prompt),
             model,
             max_tokens=n,
+            sampler=sampler,
             prompt_cache=cache,
             draft_type=strategy,
             eos_token_ids=eos,
@@ -94,8 +102,15 @@ def decode(model: Any, prompt: list[int], eos: set[int], strategy: str | None, n
     return Decode(tokens, seconds, None if strategy is None else stats)
 
 
-def compare(model: Any, prompt: list[int], eos: set[int], strategy: str, repeats: int, n: int) -> str:
-    runs = [[decode(model, prompt, eos, s, n) for s in (None, strategy)] for _ in range(repeats)]
+def loops(tokens: list[int]) -> bool:
+    """Whether the end repeats what stands right before it, three times or more."""
+    sizes = range(1, len(tokens) // 3 + 1)
+    return any(len(set(map(tuple, (tokens[-n:], tokens[-2 * n : -n], tokens[-3 * n : -2 * n])))) == 1 for n in sizes)
+
+
+def compare(model: Any, prompt: list[int], eos: set[int], strategy: str, args: argparse.Namespace) -> str:
+    order = (None, strategy)
+    runs = [[decode(model, prompt, eos, s, args.tokens, args.temperature) for s in order] for _ in range(args.repeats)]
     plain, drafted = zip(*runs, strict=True)
     stats = drafted[0].stats
     if any(run.tokens != plain[0].tokens for run in (*plain, *drafted)):
@@ -106,7 +121,8 @@ def compare(model: Any, prompt: list[int], eos: set[int], strategy: str, repeats
     speed = (n_tokens - 1) / statistics.median(run.seconds for run in plain)
     fed = (stats.drafted + stats.cycles) / n_tokens
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return f"{median:.2f} | {spread} | {speed:.0f} | {n_tokens} | {n_tokens / stats.forwards:.2f} | {fed:.2f}"
+    length = f"{n_tokens}{' (a loop)' * loops(plain[0].tokens)}"
+    return f"{median:.2f} | {spread} | {speed:.1f} | {length} | {n_tokens / stats.forwards:.2f} | {fed:.2f}"
 
 
 def main() -> int:
@@ -116,17 +132,20 @@ def main() -> int:
         "--tokens", type=int, default=TOKENS, help="the longest answer, in tokens (default: %(default)s)"
     )
     parser.add_argument("--strategies", nargs="+", default=["edit", "suffix", "ngram-simple", "ngram-mod"])
-    parser.add_argument("--prompts", nargs="+", default=list(prompts()))
+    parser.add_argument("--model", choices=list(MODELS), help="a model of scripts/model.sh, with tasks of its own")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sample, with a seed (default: %(default)s)")
+    parser.add_argument("--prompts", nargs="+", help="some of the prompts, by name")
     args = parser.parse_args()
-    model, tokenizer = widened()
-    print(f"bf16, {HIDDEN} neurons a layer\n")
+    model, tokenizer = load(path_of(args.model)) if args.model else widened()
+    known = {name: make() for name, make in TASKS.items()} if args.model else prompts()
+    print(f"{args.model or f'bf16, {HIDDEN} neurons a layer'}\n")
     print("| prompt | strategy | speed | spread | plain tokens a second | tokens | tokens a forward | fed a token |")
     print("| --- " * 8 + "|")
-    for name in args.prompts:
-        prompt = tokenizer.apply_chat_template(prompts()[name], add_generation_prompt=True)
+    for name in args.prompts or known:
+        prompt = tokenizer.apply_chat_template(known[name], add_generation_prompt=True)
         for strategy in args.strategies:
             eos = set(tokenizer.eos_token_ids)
-            row = compare(model, prompt, eos, strategy, args.repeats, args.tokens)
+            row = compare(model, prompt, eos, strategy, args)
             print(f"| {name} | {strategy} | {row} |", flush=True)
     costs = block_costs(model)
     print(f"\ncosts of blocks, as they were learned: { {n: round(costs(n), 2) for n in costs.table.lengths} }")

@@ -1,7 +1,7 @@
 """Decode a few prompts with and without prompt lookup, and compare text and speed.
 
 python -m conformance.demo                                      # the model in this repository
-python -m conformance.demo --model smollm2                      # the one of scripts/model.sh
+python -m conformance.demo --model smollm2                      # the one of scripts/model.sh, with tasks of its own
 python -m conformance.demo --model mlx-community/Qwen3-4B-4bit  # another model
 """
 
@@ -17,9 +17,13 @@ from mlx_lm import load, stream_generate
 
 from conformance import FIXTURE
 from conformance.smollm2 import NotMade, path_of
+from conformance.smollm2.tasks import TASKS
 from conformance.testing.texts.prompts import PROMPTS
+from conformance.testing.texts.workloads import Message
 
-SHOWN = ("rename", "json")
+# The tasks that are shown: for the model in this repository, which is trained for such, and for others.
+SHOWN = {name: PROMPTS[name] for name in ("rename", "json")}
+REAL = {name: TASKS[name]() for name in ("rewrite", "quote", "fill_json", "answer")}
 
 
 @dataclass
@@ -56,18 +60,18 @@ def main() -> int:
     except NotMade as error:
         parser.error(str(error))
     lookup, equal = args.prompt_lookup_num_tokens, True
-    for name in SHOWN:
-        prompt = tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True)
+    for name, messages in (SHOWN if args.model == str(FIXTURE) else REAL).items():
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         decode(model, tokenizer, prompt, 8, lookup)
         plain = decode(model, tokenizer, prompt, args.max_tokens, None)
         drafted = decode(model, tokenizer, prompt, args.max_tokens, lookup)
         equal = equal and plain.text == drafted.text
-        show(name, plain, drafted)
+        show(name, messages, plain, drafted)
     return 0 if equal else 1
 
 
-def show(name: str, plain: Decoded, drafted: Decoded) -> None:
-    question = PROMPTS[name][-1]["content"].split("\n")[0]
+def show(name: str, messages: list[Message], plain: Decoded, drafted: Decoded) -> None:
+    question = messages[-1]["content"].split("\n")[0]
     print(f"=== {name}: {question}")
     print(f"--- plain decoding, {plain.tokens_per_second:.0f} tokens a second\n{plain.text}")
     print(f"--- prompt lookup, {drafted.tokens_per_second:.0f} tokens a second\n{drafted.text}")

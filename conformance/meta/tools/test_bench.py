@@ -39,6 +39,7 @@ from conformance.bench import (
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import QUICK
+from conformance.bench.speed import loops
 from conformance.simulate import follow
 from conformance.testing.server.process import Client
 
@@ -391,3 +392,10 @@ def test_four_copies_take_fewer_passes_where_blocks_are_cheap(subject: Subject) 
 
 def test_a_workout_decodes_the_same_with_and_without_drafts() -> None:
     assert workout.decoder(drafted=True)("json") == workout.decoder(drafted=False)("json") > 10
+
+
+def test_a_loop_is_seen() -> None:
+    assert loops([1, 2, 3, 7, 8, 7, 8, 7, 8])
+    assert loops([5, 4, 4, 4])
+    assert not loops([1, 2, 3, 7, 8, 7, 8])
+    assert not loops([1])
