@@ -41,10 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
     release = mlx_lm.__version__.split("+")[0]
     expected = nearest(release, flavour)
     if (stage := config.getoption("--stage")) is not None:
-        expected = expected.with_name(f"{release}-{stage}.txt")
         lines, others = stages.read(stages.FILE.read_text()), config.getoption("--other-tests")
         config.pluginmanager.register(stages.Plugin(stage, lines, stages.order(), others), "stages")
-    config.pluginmanager.register(Plugin(expected, expected.stem == f"{release}-{flavour}"), "expectations")
+    # What the last stage is expected to fail may not be there yet.
+    strict = stage is None and expected.stem == f"{release}-{flavour}"
+    config.pluginmanager.register(Plugin(expected, strict), "expectations")
     if (path := config.getoption("--scorecard")) is not None:
         about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
         about |= {"device": device(), "python": platform.python_version()}

@@ -1,7 +1,7 @@
 """Which tests hold after which stage of the series: stages.txt, and pytest's option --stage.
 
-A line of stages.txt is a stage and a file, or a file::function, that holds from this stage on. What has no line holds
-from the last stage on.
+A line of stages.txt is a stage and a file, a file::function, or a file::function[word], those with a parameter of this
+name, that holds from this stage on. What has no line holds from the last stage on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Plugin:
         items[:] = kept
 
     def holds(self, nodeid: str) -> bool:
-        return bool({test_of(nodeid), nodeid.split("::")[0]} & self.tests)
+        function, file, parameters = test_of(nodeid), nodeid.split("::")[0], f"-{nodeid.partition('[')[2][:-1]}-"
+        words = [test[:-1].partition("[")[2] for test in self.tests if test.startswith(f"{function}[")]
+        return bool({function, file} & self.tests) or any(f"-{word}-" in parameters for word in words)
 
 
 def test_of(nodeid: str) -> str:

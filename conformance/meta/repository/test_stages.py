@@ -22,7 +22,7 @@ def missing(lines: dict[str, str], stages: list[str]) -> list[str]:
         file, _, name = test.partition("::")
         tree = ast.parse((ROOT / file).read_text()) if (ROOT / file).exists() else None
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} if tree else set()
-        if tree is None or (name and name.split("::")[-1] not in defined):
+        if tree is None or (name and name.split("[")[0].split("::")[-1] not in defined):
             found.append(test)
     return found
 
@@ -49,6 +49,8 @@ def test_what_holds_is_collected() -> None:
     assert collected("one", lines, nodeids) == nodeids[:1]
     assert collected("two", lines, nodeids) == nodeids[:2]
     assert collected("three", lines, nodeids) == nodeids
+    assert collected("one", "one a/test_b.py::test_x[1]\n", [*nodeids, "a/test_b.py::test_x[2-11]"]) == nodeids[1:2]
+    assert collected("one", "one a/test_b.py::test_x[a-b]\n", ["a/test_b.py::test_x[c-a-b]"]) != []
     assert collected("one", lines, nodeids, others=True) == nodeids[1:]
     assert collected("two", lines, nodeids, others=True) == nodeids[2:]
     with pytest.raises(pytest.UsageError, match="one, two, three"):
