@@ -45,7 +45,7 @@ class Row:
     def __str__(self) -> str:
         text = self.patch.read_text()
         files, hunks = (len(re.findall(mark, text, re.MULTILINE)) for mark in (r"^diff --git ", r"^@@ "))
-        line = f"{patch_name(self.patch)[:60]:60}  {self.result:16} {files:5} {hunks:5}"
+        line = f"{patch_name(self.patch).removesuffix('.patch')[:60]:60}  {self.result:16} {files:5} {hunks:5}"
         # A line break never falls inside an item.
         items = ", ".join(item.replace(" ", "\0") for item in self.where)
         wrapped = textwrap.wrap(items, 110, break_on_hyphens=False)
