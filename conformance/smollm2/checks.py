@@ -16,7 +16,7 @@ from conformance.smollm2.tasks import encode
 from conformance.testing.decode.recorder import offsets_of
 from conformance.testing.texts.workloads import Message
 
-SEED, TOKENS = 7, 48
+SEED, TOKENS = 7, 32
 # Options of stream_generate: how to sample, and what is done with the logits before.
 SAMPLING: dict[str, Callable[[], dict[str, Any]]] = {
     "greedy": dict,

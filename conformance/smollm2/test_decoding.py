@@ -19,6 +19,8 @@ QUESTIONS = [
     "Write the same function again, with `text` renamed to `sentence`.",
     "Write the first function again.",
 ]
+# A real model takes a tenth of a second for a token on two cores.
+SAMPLED = [(task, sampling) for task in ("rewrite", "answer") for sampling in ("sampled", "penalized")]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -29,15 +31,14 @@ def model(request: pytest.FixtureRequest) -> tuple[Any, Any]:
 
 
 @pytest.mark.contract("C4")
-@pytest.mark.parametrize("sampling", checks.SAMPLING)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("task", "sampling"), [(task, "greedy") for task in TASKS] + SAMPLED)
 def test_parity(model: tuple[Any, Any], task: str, sampling: str) -> None:
     assert checks.parity(*model, TASKS[task](), sampling) == []
 
 
 @pytest.mark.contract("C3")
 def test_exits(model: tuple[Any, Any]) -> None:
-    assert checks.exits(*model, TASKS["rewrite"](), [1, 9, 20]) == []
+    assert checks.exits(*model, TASKS["rewrite"](), [1, 9]) == []
 
 
 @pytest.mark.contract("C3")
@@ -56,4 +57,4 @@ def test_rows_of_a_batch(model: tuple[Any, Any], record_property: Callable[[str,
 @pytest.mark.parametrize("name", MODELS)
 def test_conformance_check(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What a user runs to see whether a model is decoded exactly."""
-    assert main(["check", "--model", name, "--max-tokens", "32"]) == 0, capsys.readouterr().out
+    assert main(["check", "--model", name, "--max-tokens", "16"]) == 0, capsys.readouterr().out

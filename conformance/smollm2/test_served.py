@@ -16,7 +16,7 @@ from conformance.testing.texts.workloads import Message, chat
 
 pytestmark = pytest.mark.real_model
 
-TOKENS = 40
+TOKENS = 24
 # With 8 clients on two cores each token takes a second.
 TIMEOUT = 900.0
 PREDICTION = {"type": "content", "content": rewrite()[0]["content"].split("```")[1].replace("width", "n_chars")}
