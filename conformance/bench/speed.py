@@ -15,14 +15,15 @@ import random
 import statistics
 import sys
 import time
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm import load
-from mlx_lm.draft import DraftStats
+from mlx_lm.draft import DraftOptions, DraftStats
 from mlx_lm.draft.model import block_costs
-from mlx_lm.generate import generate_step, prompt_lookup_generate_step
+from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
@@ -69,26 +70,43 @@ class Decode:
     stats: DraftStats | None = None
 
 
+Cache = list[Any]
+
+
+def prefilled(model: Any, prompt: list[int]) -> Cache:
+    """A cache of all but the last two tokens of a prompt."""
+    cache: Cache = make_prompt_cache(model)
+    list(generate_step(mx.array(prompt[:-2]), model, max_tokens=0, prompt_cache=cache))
+    return cache
+
+
 def decode(
-    model: Any, prompt: list[int], eos: set[int], strategy: str | None, n: int, temperature: float = 0.0
+    model: Any,
+    prompt: list[int],
+    eos: set[int],
+    strategy: str | None,
+    n: int,
+    temperature: float = 0.0,
+    cache: Cache | None = None,
 ) -> Decode:
-    """Decode up to the end token or a limit. The clock starts at the first token."""
-    stats = DraftStats()
-    cache, sampler = make_prompt_cache(model), make_sampler(temperature)
+    """Decode up to the end token or a limit. The clock starts at the first token.
+
+    A cache of the prompt is copied, and the strategy is shown what it holds.
+    """
+    stats, held = DraftStats(), 0 if cache is None else len(prompt) - 2
+    options = {
+        "max_tokens": n,
+        "sampler": make_sampler(temperature),
+        "prompt_cache": make_prompt_cache(model) if cache is None else deepcopy(cache),
+    }
     mx.random.seed(SEED)
     if strategy is None:
-        steps = generate_step(mx.array(prompt), model, max_tokens=n, sampler=sampler, prompt_cache=cache)
+        steps = generate_step(mx.array(prompt[held:]), model, **options)
     else:
-        steps = prompt_lookup_generate_step(
-            mx.array(prompt),
-            model,
-            max_tokens=n,
-            sampler=sampler,
-            prompt_cache=cache,
-            draft_type=strategy,
-            eos_token_ids=eos,
-            stats=stats,
-        )
+        drafter = DraftOptions(strategy).make_strategy(model)
+        drafter.observe(prompt[:held])
+        options |= {"draft_strategy": drafter, "eos_token_ids": eos, "stats": stats}
+        steps = speculative_generate_step(mx.array(prompt[held:]), model, **options)
     tokens: list[int] = []
     start = time.perf_counter()
     for token, *_ in steps:
@@ -109,8 +127,9 @@ def loops(tokens: list[int]) -> bool:
 
 
 def compare(model: Any, prompt: list[int], eos: set[int], strategy: str, args: argparse.Namespace) -> str:
-    order = (None, strategy)
-    runs = [[decode(model, prompt, eos, s, args.tokens, args.temperature) for s in order] for _ in range(args.repeats)]
+    cache, n, temperature = prefilled(model, prompt), args.tokens, args.temperature
+    order = [(None, strategy)] * args.repeats
+    runs = [[decode(model, prompt, eos, s, n, temperature, cache) for s in pair] for pair in order]
     plain, drafted = zip(*runs, strict=True)
     stats = drafted[0].stats
     if any(run.tokens != plain[0].tokens for run in (*plain, *drafted)):
