@@ -98,7 +98,8 @@ class World:
         for taken in self.snapshots:
             for one, held in taken.rows:
                 least = ends or [-1] * len(held)
-                if one is cache and any(h > end for h, end in zip(held, least, strict=True)):
+                # After another number of rows, what was held is cut already, or was nothing.
+                if one is cache and any(h > end for h, end in zip(held, least, strict=False)):
                     taken.cut.append(one)
 
     def cut_all(self) -> None:
