@@ -84,6 +84,7 @@ ROWS = (
     Row("commands", "commands", "entry points", "every option arrives where it acts"),
     Row("chat", "chat", "entry points", "mlx_lm.chat in a terminal"),
     Row("server", "server", "entry points", "mlx_lm.server, with others and with any body"),
+    Row("real model", "real_model", "entry points", "SmolLM2 with real text: scripts/check.sh --model smollm2"),
     Row("upstream's tests", "upstream/own_tests", "upstream", "they pass as on the stock release"),
     Row("surface", "upstream/surface", "upstream", "the suite knows all that the release has"),
     Row("planted faults", "", THE_SUITE, "each check fails where it has to"),

@@ -59,13 +59,11 @@ def answers(model: str, requests: Sequence[Body], clients: int, *options: str) -
     return [response.json()["choices"][0]["message"]["content"] for response in responses]
 
 
-@pytest.mark.contract("C10")
 @pytest.mark.parametrize("model", MODELS)
 def test_eight_clients(model: str) -> None:
     assert answers(model, bodies(), 8, "--draft-type", "auto") == answers(model, bodies(), 1)
 
 
-@pytest.mark.contract("C3")
 @pytest.mark.parametrize("model", MODELS)
 def test_tool_calls_go_on_from_a_cached_prompt(model: str) -> None:
     requests = [{"messages": messages} for messages in tool_talk()]

@@ -30,30 +30,25 @@ def model(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return loaded, tokenizer
 
 
-@pytest.mark.contract("C4")
 @pytest.mark.parametrize(("task", "sampling"), [(task, "greedy") for task in TASKS] + SAMPLED)
 def test_parity(model: tuple[Any, Any], task: str, sampling: str) -> None:
     assert checks.parity(*model, TASKS[task](), sampling) == []
 
 
-@pytest.mark.contract("C3")
 def test_exits(model: tuple[Any, Any]) -> None:
     assert checks.exits(*model, TASKS["rewrite"](), [1, 9]) == []
 
 
-@pytest.mark.contract("C3")
 def test_a_chat_of_several_turns(model: tuple[Any, Any]) -> None:
     assert checks.conversation(*model, QUESTIONS) == []
 
 
-@pytest.mark.contract("C10")
 def test_rows_of_a_batch(model: tuple[Any, Any], record_property: Callable[[str, object], None]) -> None:
     wrong, other = checks.batch(*model, [TASKS[name]() for name in ("rewrite", "document", "fill_json", "answer")])
     record_property("rows of the plain batch that differ from the row alone", other)
     assert wrong == []
 
 
-@pytest.mark.contract("C4")
 @pytest.mark.parametrize("name", MODELS)
 def test_conformance_check(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What a user runs to see whether a model is decoded exactly."""

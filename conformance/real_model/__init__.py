@@ -1,0 +1,1 @@
+"""SmolLM2 with real text: scripts/check.sh --model smollm2."""
