@@ -11,6 +11,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from inspect import signature
+from pathlib import Path
 
 import mlx_lm
 from mlx_lm import load, stream_generate
@@ -60,7 +61,7 @@ def main() -> int:
     except NotMade as error:
         parser.error(str(error))
     lookup, equal = args.prompt_lookup_num_tokens, True
-    for name, messages in (SHOWN if args.model == str(FIXTURE) else REAL).items():
+    for name, messages in (SHOWN if Path(args.model).resolve() == FIXTURE.resolve() else REAL).items():
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         decode(model, tokenizer, prompt, 8, lookup)
         plain = decode(model, tokenizer, prompt, args.max_tokens, None)

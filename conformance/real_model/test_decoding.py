@@ -15,11 +15,11 @@ from conformance.smollm2.tasks import TASKS, rewrite
 pytestmark = pytest.mark.real_model
 
 QUESTIONS = [
-    f"{rewrite()[0]['content']}",
+    rewrite()[0]["content"],
     "Write the same function again, with `text` renamed to `sentence`.",
     "Write the first function again.",
 ]
-# A real model takes a tenth of a second for a token on two cores.
+# Not all tasks in all ways: a run of one takes seconds.
 SAMPLED = [(task, sampling) for task in ("rewrite", "answer") for sampling in ("sampled", "penalized")]
 
 

@@ -17,7 +17,7 @@ from conformance.testing.texts.workloads import Message, chat
 pytestmark = pytest.mark.real_model
 
 TOKENS = 24
-# With 8 clients on two cores each token takes a second.
+# Long prompts of 8 clients at once, on a slow machine.
 TIMEOUT = 900.0
 PREDICTION = {"type": "content", "content": rewrite()[0]["content"].split("```")[1].replace("width", "n_chars")}
 TOOLS = [

@@ -96,9 +96,9 @@ def conversation(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[s
 
 
 def batch(model: Any, tokenizer: Any, conversations: Sequence[list[Message]]) -> tuple[list[str], int]:
-    """C10: each row of a drafted batch is the row of the plain batch.
+    """C10: each row of a drafted batch is what it is alone, or what plain decoding makes of it in the same batch.
 
-    The second value is how many rows of the plain batch are not what they are alone, which the library itself does.
+    The second value is how many rows differ between those two, which is the library's doing.
     """
     prompts = [encode(tokenizer, messages) for messages in conversations]
     plain, drafted = (
