@@ -25,16 +25,18 @@ pytestmark = pytest.mark.patched_source
 MAX_VARIANTS = 6
 # The stages, with the most lines of code that each may add, without tests: nobody reads more.
 STAGES = {
-    "fixes": 250,
-    "caches": 680,
-    "core": 1650,
-    "drafters": 1010,
-    "devices": 270,
-    "batch": 710,
+    "fixes": 245,
+    "caches": 300,
+    "core": 1155,
+    "models": 330,
+    "gate": 580,
+    "drafters": 1035,
+    "devices": 275,
+    "batch": 770,
     "server": 450,
     "extras": 240,
 }
-MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5220, 55, 350
+MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5330, 55, 300
 # What a cover letter says, each below its heading.
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)
@@ -179,7 +181,7 @@ def test_a_series_that_is_too_large_is_found() -> None:
     patch = "".join(fake_patch(file, *["    pass"] * count) for file, count in files.items())
     assert sizes({"one": patch}) == {"one": 20}
     assert too_large(dict.fromkeys("abc", 55)) == []
-    assert too_large({"a": 351, "b": 1, "c": 1}) == ["a adds 351 lines, 350 at most"]
+    assert too_large({"a": 351, "b": 1, "c": 1}) == ["a adds 351 lines, 300 at most"]
     assert too_large({"a": 61, "b": 1, "c": 200}) == ["the median patch adds 61 lines, 55 at most"]
     many = MAX_LINES // MAX_MEDIAN + 1
     said = f"the series adds {many * MAX_MEDIAN} lines, {MAX_LINES} at most"
