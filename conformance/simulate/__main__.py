@@ -26,7 +26,7 @@ from mlx_lm.draft import (
     Planner,
     SuffixStrategy,
 )
-from mlx_lm.draft.planner import MAX_AUTO_DRAFT
+from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
 from mlx_lm.models.base import SHORT_BLOCK
 
 from conformance.simulate.baselines import RIVALS

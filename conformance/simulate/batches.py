@@ -16,7 +16,7 @@ from typing import Any
 
 from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device_costs
 from mlx_lm.draft.batch_planner import BatchPlanner
-from mlx_lm.draft.planner import MAX_AUTO_DRAFT
+from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
 
 from conformance.testing.texts.recorded_streams import VOCAB, Request, Stream, streams
 

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
 from conformance import FIXTURE
+from conformance.testing.decode.whole import WHOLE
 from conformance.testing.tally import TALLY
 from conformance.testing.texts.prompts import PROMPTS
 
@@ -34,7 +35,7 @@ def plain_steps(
 
 def drafted(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[tuple[int, mx.array, bool]]:
     mx.random.seed(1)
-    kwargs = {"max_tokens": MAX_TOKENS, "disable_adaptive_gate": True} | kwargs
+    kwargs = {"max_tokens": MAX_TOKENS, **WHOLE} | kwargs
     steps = list(prompt_lookup_generate_step(mx.array(prompt), model, num_draft_tokens=n, **kwargs))
     TALLY["tokens"] += len(steps)
     return steps

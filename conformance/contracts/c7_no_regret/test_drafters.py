@@ -26,6 +26,7 @@ from mlx_lm.draft import (
     Proposal,
     SuffixStrategy,
     device_costs,
+    drafter,
     planner,
 )
 from mlx_lm.draft.loop import draft_generate_step
@@ -308,6 +309,6 @@ def test_the_simulation_is_what_the_loop_does(strategy: str, loop_requests: list
 def test_another_loop_is_found(monkeypatch: pytest.MonkeyPatch, loop_requests: list[Request]) -> None:
     """A planted fault: the loop never feeds ahead."""
     drafts = [decode(makers()["suffix"](), request, CPU)[1] for request in loop_requests]
-    monkeypatch.setattr(planner, "PATIENCE", 10**9)
+    monkeypatch.setattr(drafter, "PATIENCE", 10**9)
     blocks = [loop_blocks(makers()["suffix"](), request, CPU) for request in loop_requests]
     assert [[1 + len(draft) for draft in one] for one in drafts] != blocks

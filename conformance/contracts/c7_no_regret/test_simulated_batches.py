@@ -11,9 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, batch_planner, device_costs, planner
+from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, batch_planner, device_costs, drafter, planner
 from mlx_lm.draft.batch_planner import BatchPlanner
-from mlx_lm.draft.planner import CREDIT, CREDIT_PER_TOKEN, MAX_AUTO_DRAFT
+from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
+from mlx_lm.draft.planner import CREDIT, CREDIT_PER_TOKEN
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache
 
@@ -165,5 +166,5 @@ def test_another_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: the batch never feeds ahead."""
     asked, costs = alike(ASKED["beside"]), device_costs("metal")
     simulated: Result = together(asked, costs)
-    monkeypatch.setattr(planner, "PATIENCE", 10**9)
+    monkeypatch.setattr(drafter, "PATIENCE", 10**9)
     assert simulated.blocks != batch_blocks(asked, costs)

@@ -138,24 +138,24 @@ class Record:
         self.note("tokenizer", it=tokenizer)
         return (model, tokenizer, config) if return_config else (model, tokenizer)
 
-    def step(self, *, verifier: Any = None, planner: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
-        """A step of plain decoding or of drafting. Drafting gets its options through the verifier and the planner."""
-        drafts = planner is not None
+    def step(self, *, verifier: Any = None, drafter: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
+        """A step of plain decoding or of drafting. Drafting gets its options through the verifier and the drafter."""
+        drafts = drafter is not None
         if drafts:
             cache = verifier.cache
-            arguments |= verifier.quantize.keywords | self.drafting(planner)
+            arguments |= verifier.quantize.keywords | self.drafting(drafter)
             arguments |= {"model": verifier.model, "margin": arguments["near_ties"].margin}
             arguments |= {"prompt_cache": cache, "max_kv_size": getattr(cache, "max_kv_size", None)}
-            planner.stats.forwards += 1
+            drafter.stats.forwards += 1
         self.note("step", **arguments)
         logprobs = mx.zeros(1024)
         return (token for token in [(TOKEN, logprobs, True) if drafts else (TOKEN, logprobs)])
 
     @staticmethod
-    def drafting(planner: Any) -> dict[str, Any]:
-        """The options of a planner, or an empty dict without a planner."""
-        names = ("strategy", "num_draft_tokens", "costs") if planner is not None else ()
-        return {name: getattr(planner, name) for name in names}
+    def drafting(drafter: Any) -> dict[str, Any]:
+        """The options of a drafter, or an empty dict without one."""
+        names = ("strategy", "num_draft_tokens", "costs") if drafter is not None else ()
+        return {name: getattr(drafter, name, None) for name in names}
 
     def seed(self, seed: int) -> None:
         self.note("seed", seed=seed)

@@ -21,6 +21,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance.testing.decode.recorder import Step, Task, plain
 from conformance.testing.decode.replay import noise
+from conformance.testing.decode.whole import WHOLE
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.models.architectures import CONFIGS, build, make_cache
 
@@ -150,13 +151,13 @@ def tokenizer(*eos: int) -> Any:
 def lookup(model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Any:
     """speculative_generate_step with a drafter of a test. All drafts are fed, at any cost."""
     step = GENERATE.speculative_generate_step
-    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, "disable_adaptive_gate": True}
+    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, **WHOLE}
     return step(mx.array(prompt), model, **arguments, **kwargs)
 
 
 def stream(tokenizer: Any, model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Iterator[Any]:
     """stream_generate with a drafter of a test. All drafts are fed, at any cost."""
-    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, "disable_adaptive_gate": True}
+    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, **WHOLE}
     yield from stream_generate(model, tokenizer, mx.array(prompt), **arguments, **kwargs)
 
 
