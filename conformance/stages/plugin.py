@@ -1,7 +1,7 @@
 """Which tests hold after which stage of the series: stages.txt, and pytest's option --stage.
 
 A line of stages.txt is a stage and a file, a file::function, or a file::function[word], those with a parameter of this
-name, that holds from this stage on. What has no line holds from the last stage on.
+name, that holds from this stage on. The narrowest line of a test counts. What has no line holds from the last stage on.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ class Plugin:
     def __init__(self, stage: str, lines: dict[str, str], stages: list[str], others: bool = False) -> None:
         if stage not in stages:
             raise pytest.UsageError(f"--stage {stage}: the stages are {', '.join(stages)}")
-        self.is_last, self.others = stage == stages[-1], others
-        reached = stages[: stages.index(stage) + 1]
-        self.tests = {test for test, since in lines.items() if since in reached}
-        self.files = {test.split("::")[0] for test in self.tests}
+        self.is_last, self.others, self.lines = stage == stages[-1], others, lines
+        self.reached = stages[: stages.index(stage) + 1]
+        self.files = {test.split("::")[0] for test, since in lines.items() if since in self.reached}
+        later = {test.split("::")[0] for test, since in lines.items() if since not in self.reached}
+        self.whole_files = self.files.intersection(lines) - later
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         name = collection_path.relative_to(ROOT).as_posix()
         if not collection_path.name.startswith("test_"):
             return None
-        left_out = name in self.tests if self.others else name not in self.files and not self.is_last
+        left_out = name in self.whole_files if self.others else name not in self.files and not self.is_last
         return True if left_out else None
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -52,8 +53,10 @@ class Plugin:
 
     def holds(self, nodeid: str) -> bool:
         function, file, parameters = test_of(nodeid), nodeid.split("::")[0], f"-{nodeid.partition('[')[2][:-1]}-"
-        words = [test[:-1].partition("[")[2] for test in self.tests if test.startswith(f"{function}[")]
-        return bool({function, file} & self.tests) or any(f"-{word}-" in parameters for word in words)
+        words = [test for test in self.lines if test.startswith(f"{function}[")]
+        narrow = [test for test in words if f"-{test[:-1].partition('[')[2]}-" in parameters]
+        line = next((test for test in (*narrow, function, file) if test in self.lines), None)
+        return line is not None and self.lines[line] in self.reached
 
 
 def test_of(nodeid: str) -> str:

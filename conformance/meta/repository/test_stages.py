@@ -52,6 +52,7 @@ def test_what_holds_is_collected() -> None:
     assert collected("three", lines, nodeids) == nodeids
     assert collected("one", "one a/test_b.py::test_x[1]\n", [*nodeids, "a/test_b.py::test_x[2-11]"]) == nodeids[1:2]
     assert collected("one", "one a/test_b.py::test_x[a-b]\n", ["a/test_b.py::test_x[c-a-b]"]) != []
+    assert collected("one", "one a/test_b.py\ntwo a/test_b.py::test_x[1]\n", nodeids) == nodeids[2:3], "the narrowest"
     assert collected("one", lines, nodeids, others=True) == nodeids[1:]
     assert collected("two", lines, nodeids, others=True) == nodeids[2:]
     with pytest.raises(pytest.UsageError, match="one, two, three"):
