@@ -23,7 +23,7 @@ def order() -> list[str]:
 
 def read(text: str) -> dict[str, str]:
     """The stage from which on each file or function holds."""
-    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
     return {test: stage for stage, test in lines}
 
 
