@@ -65,6 +65,8 @@ def test_a_text_to_draft_from(plain_text: str, tmp_path: Path) -> None:
 
 def test_a_memory_in_a_file(plain_text: str, tmp_path: Path) -> None:
     """The second run finds the answer in the file."""
+    from mlx_lm.draft import NgramModTable
+
     arguments = ("--draft-type", "ngram-mod", "--draft-memory", str(tmp_path / "memory"), "--disable-adaptive-gate")
     first, second = generate(*arguments), generate(*arguments)
     assert text(first) == text(second) == plain_text
@@ -72,6 +74,10 @@ def test_a_memory_in_a_file(plain_text: str, tmp_path: Path) -> None:
     other = generate(*arguments, "--ngram-size", "4")
     assert other.returncode == 2
     assert "--draft-memory" in other.stderr
+    NgramModTable(16, vocab_size=7).save(str(tmp_path / "memory"))
+    foreign = generate(*arguments)
+    assert foreign.returncode == 2
+    assert "the n-gram table is for 7 tokens" in foreign.stderr.splitlines()[-1]
 
 
 def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
