@@ -47,7 +47,7 @@ def ended(command: Callable[[], int], refused: int = 1) -> int:
 
 
 # How git and pip name what is wrong with a disk and not with what they were asked to do.
-DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+DISK = re.compile(r"No space left on device|Out of diskspace|Disk quota exceeded|Read-only file system")
 
 
 def check_disk(said: str) -> None:

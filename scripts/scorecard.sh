@@ -32,17 +32,17 @@ elif [ "$1" != --render ]; then
   environments=$(IFS=, && echo "$*")
   "$here/tox.sh" -e "$environments" || status=$?
 fi
-if [ "${1-}" != --render ]; then
+results=()
+for file in .tox/scorecards/*.json; do
   # What an earlier run left does not count as the result of this one.
-  found=$(find .tox/scorecards -name '*.json' -newer "$started" 2>/dev/null || true)
-  if [ -z "$found" ]; then
-    echo "error: no environment ran, so nothing was written; the lines above say why." >&2
-    exit 1
-  fi
+  if [ -e "$file" ] && { [ "${1-}" = --render ] || [ "$file" -nt "$started" ]; }; then results+=("$file"); fi
+done
+if [ "${#results[@]}" = 0 ] && [ "${1-}" != --render ]; then
+  echo "error: no environment ran, so nothing was written; the lines above say why." >&2
+  exit 1
 fi
-# Without a run, what is kept is written again.
-shopt -s nullglob
-"$PYTHON" -m conformance.scorecard keep docs/scorecard.json .tox/scorecards/*.json --out docs/scorecard.json
+# Without a run, what is kept is written again. In the bash of macOS an empty array is no variable that is set.
+"$PYTHON" -m conformance.scorecard keep docs/scorecard.json ${results[@]+"${results[@]}"} --out docs/scorecard.json
 "$PYTHON" -m conformance.scorecard page docs/scorecard.json --out docs/scorecard.html
 "$PYTHON" -m conformance.scorecard table docs/scorecard.json --readme docs/releases.md
 exit "$status"

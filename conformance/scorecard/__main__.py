@@ -15,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from conformance.scorecard.cells import kept, load
+from conformance.scorecard.cells import SuiteRun, kept, load
 from conformance.scorecard.page import page
 from conformance.scorecard.table import MARKED, filled, table
 
@@ -37,9 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     args = parsed(arguments)
     try:
         runs = load(args.files)
+        return written(args, runs)
     except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def written(args: argparse.Namespace, runs: list[SuiteRun]) -> int:
     if args.command == "page":
         args.out.write_text(page(runs), "utf-8")
     elif args.command == "keep":

@@ -53,18 +53,24 @@ def test_a_fault_of_a_script_is_no_sentence() -> None:
         pin.ended(raised(ZeroDivisionError()))
 
 
-def test_a_full_disk_is_not_a_patch_that_does_not_apply(clone: Clone, tmp_path: Path) -> None:
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("words", ["No space left on device", "Out of diskspace"])
+def test_a_full_disk_is_not_a_patch_that_does_not_apply(clone: Clone, tmp_path: Path, words: str) -> None:
     """A git in front of the real one fails at the third patch, as it does when the disk is full."""
     git, folder, third = shutil.which("git"), tmp_path / "bin", list(clone.patches())[2]
-    folder.mkdir()
-    (folder / "git").write_text(
-        f'#!/bin/sh\ncase "$*" in *am*--quiet*{third}*) '
-        'echo "error: unable to write file: No space left on device" >&2; exit 128 ;; esac\n'
-        f'exec {git} "$@"\n'
+    script(
+        folder / "git",
+        f'case "$*" in *am*--quiet*{third}*) echo "error: unable to write file: {words}" >&2; exit 128 ;; esac\n'
+        f'exec {git} "$@"\n',
     )
-    (folder / "git").chmod(0o755)
     said = clone.refused("apply.sh", "--no-install", PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
-    assert said.startswith("error: No space left on device: ")
+    assert said.startswith(f"error: {words}: ")
     assert "does not apply" not in said
     assert not list((clone.root / "vendor").glob(".tmp-*"))
 
@@ -85,22 +91,39 @@ def test_a_venv_of_another_python_is_made_anew(tmp_path: Path) -> None:
     assert not library.exists()
 
 
-def test_a_scorecard_without_a_run_writes_nothing(clone: Clone) -> None:
-    """tox knows no such environment. An older run is there, which is not to be taken for its result."""
-    older = clone.root / ".tox" / "scorecards" / "patched.json"
-    tox = clone.root / ".venv-tox" / "bin"
-    for folder in (older.parent, tox):
-        folder.mkdir(parents=True)
-    older.write_text("{}")
+def stand_in_for_tox(clone: Clone, text: str) -> None:
+    """Put a shell script in the place of tox and of the Python that runs it."""
     for name in ("tox", "python"):
-        (tox / name).write_text('#!/bin/sh\necho "no such environment" >&2\nexit 254\n')
-        (tox / name).chmod(0o755)
+        script(clone.root / ".venv-tox" / "bin" / name, text)
+
+
+@pytest.fixture
+def older(clone: Clone) -> Path:
+    """The result of an older run of the suite."""
+    file = clone.root / ".tox" / "scorecards" / "older.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    os.utime(file, (0, 0))
+    return file
+
+
+def test_a_scorecard_without_a_run_writes_nothing(clone: Clone, older: Path) -> None:
+    """tox knows no such environment. An older run is there, which is not to be taken for its result."""
+    stand_in_for_tox(clone, 'echo "no such environment" >&2\nexit 254\n')
     assert "docs" not in os.listdir(clone.root)
     before = clone.state()
     done = clone.run("scorecard.sh", "nosuch")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: no environment ran, so nothing was written")
     assert clone.state() == before
+
+
+def test_a_scorecard_takes_the_result_of_this_run_only(clone: Clone, older: Path, tmp_path: Path) -> None:
+    stand_in_for_tox(clone, "sleep 0.1\ntouch .tox/scorecards/newer.json\nexit 1\n")
+    done = clone.run("scorecard.sh", "newer", PYTHON=str(script(tmp_path / "python", 'echo "$@"\n')))
+    assert done.returncode == 1
+    assert " keep docs/scorecard.json .tox/scorecards/newer.json --out docs/scorecard.json" in done.stdout
+    assert older.name not in done.stdout
 
 
 def test_a_result_holds_no_path_of_the_machine() -> None:
