@@ -98,8 +98,11 @@ def load(model: str) -> tuple[Any, Any]:
         found: tuple[Any, Any] = mlx_lm.load(path_of(model))
     except NotMade as error:
         raise Unusable(str(error)) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if not isinstance(error, (OSError, ValueError, RuntimeError)):
+            # What a strange config.json leads to, such as "'model_type'", says little alone.
+            told = f"{type(error).__name__}: {told}"
         if "tokenizer" in told:
             told = "there is no tokenizer in it that transformers can load, such as a tokenizer.json"
         where = "" if Path(model).is_dir() else ", which is no directory here,"

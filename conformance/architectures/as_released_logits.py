@@ -5,7 +5,7 @@ python -m conformance.architectures.as_released_logits FILE
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import mlx.core as mx
 import mlx_lm
@@ -28,5 +28,8 @@ def logits(name: str) -> mx.array:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="where to write them, as mx.savez does")
+    args = parser.parse_args()
     print(mlx_lm.__file__)
-    mx.savez(sys.argv[1], **{name: logits(name) for name in runnable()})
+    mx.savez(args.file, **{name: logits(name) for name in runnable()})

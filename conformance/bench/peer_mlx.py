@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -56,7 +56,9 @@ def run(job: dict[str, Any], prompt: list[int], model: Any, draft: Any) -> dict[
 
 
 def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", type=Path, help="what to decode, as conformance/bench/peers.py writes it")
+    job = json.loads(parser.parse_args().job.read_text())
     model, draft = load(job["model"])[0], load(job["draft"])[0]
     versions = {name: version(name) for name in ("mlx-lm", "mlx")}
     for workload, prompt in job["prompts"].items():

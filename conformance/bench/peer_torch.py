@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,9 @@ def run(job: dict[str, Any], model: Any, prompt: list[int], options: dict[str, A
 
 
 def main() -> None:
-    job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", type=Path, help="what to decode, as conformance/bench/peers.py writes it")
+    job: dict[str, Any] = json.loads(parser.parse_args().job.read_text())
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype="auto").eval()
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     for workload, prompt in job["prompts"].items():

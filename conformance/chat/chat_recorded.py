@@ -1,6 +1,8 @@
 """Run `mlx_lm.chat`, and record for each turn the fed tokens, the generated tokens and the state afterwards.
 
 RECORD=file [FAULT=name] [INTERRUPT=tokens] python -m conformance.chat.chat_recorded ARGUMENTS
+
+The arguments are those of `mlx_lm.chat`, --help too.
 """
 
 from __future__ import annotations
@@ -112,5 +114,6 @@ class Recorder:
 
 
 if __name__ == "__main__":
-    chat.stream_generate = Recorder(chat.stream_generate, Path(os.environ["RECORD"]), os.environ.get("FAULT", ""))
+    record, fault = os.environ.get("RECORD", os.devnull), os.environ.get("FAULT", "")
+    chat.stream_generate = Recorder(chat.stream_generate, Path(record), fault)
     chat.main()

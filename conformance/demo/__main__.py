@@ -14,10 +14,11 @@ from inspect import signature
 from pathlib import Path
 
 import mlx_lm
-from mlx_lm import load, stream_generate
+from mlx_lm import stream_generate
 
 from conformance import FIXTURE
-from conformance.smollm2 import NotMade, path_of
+from conformance.__main__ import load
+from conformance.check.prompts import Unusable
 from conformance.smollm2.tasks import TASKS
 from conformance.testing.texts.prompts import PROMPTS
 from conformance.testing.texts.workloads import Message
@@ -55,11 +56,12 @@ def main() -> int:
     if "prompt_lookup_num_tokens" not in signature(stream_generate).parameters:
         print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show; scripts/apply.sh installs one that has")
         return 0
-    print(f"mlx-lm {mlx_lm.__version__}, model {args.model}\n")
     try:
-        model, tokenizer = load(path_of(args.model))
-    except NotMade as error:
-        parser.error(str(error))
+        model, tokenizer = load(args.model)
+    except Unusable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"mlx-lm {mlx_lm.__version__}, model {args.model}\n")
     lookup, equal = args.prompt_lookup_num_tokens, True
     for name, messages in (SHOWN if Path(args.model).resolve() == FIXTURE.resolve() else REAL).items():
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)

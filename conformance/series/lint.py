@@ -5,6 +5,7 @@ python -m conformance.series.lint
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
@@ -16,6 +17,10 @@ def changed_files() -> list[str]:
 
 
 def main() -> int:
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(
+        prog="python -m conformance.series.lint", description=__doc__, formatter_class=form
+    ).parse_args()
     files = changed_files()
     # CPY001, the copyright header, is a preview rule of ruff.
     checks = [["black", "--check"], ["isort", "--profile=black", "--check"], ["ruff", "check", "--preview"]]

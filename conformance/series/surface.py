@@ -9,6 +9,7 @@ python -m conformance.series.surface --record
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copy
 import json
@@ -223,18 +224,23 @@ def record() -> None:
 
 
 def main() -> int:
-    if len(sys.argv) not in (2, 3) or (sys.argv[1].startswith("-") and sys.argv[1] != "--record"):
-        print(__doc__)
-        return 2
-    if sys.argv[1] == "--record":
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.series.surface", description=__doc__, formatter_class=form
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("tree", nargs="?", type=Path, help="the folder of a release")
+    what.add_argument("--record", action="store_true", help="write surface.json")
+    parser.add_argument("old", nargs="?", type=Path, help="an older one to compare with")
+    args = parser.parse_args()
+    if args.record:
         record()
         print(f"recorded in {RECORD.relative_to(ROOT)}")
         return 0
-    tree = Path(sys.argv[1])
-    found = complaints(tree)
-    if len(sys.argv) == 3:
-        print("\n".join(changes(Path(sys.argv[2]), tree)))
-    print("\n".join([*found, *gone(tree)] or ["The suite knows all of it."]))
+    found = complaints(args.tree)
+    if args.old is not None:
+        print("\n".join(changes(args.old, args.tree)))
+    print("\n".join([*found, *gone(args.tree)] or ["The suite knows all of it."]))
     return 1 if found else 0
 
 

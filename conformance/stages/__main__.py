@@ -6,6 +6,7 @@ python -m conformance.stages core .tox/scorecards/stage.json
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import defaultdict
@@ -28,14 +29,18 @@ def holds(outcomes: dict[str, str]) -> set[str]:
 
 
 def main() -> int:
-    stage, scorecard = sys.argv[1:]
-    rows = json.loads(Path(scorecard).read_text())["rows"].values()
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m conformance.stages", description=__doc__, formatter_class=form)
+    parser.add_argument("stage", choices=order(), help="the stage that the tests ran on")
+    parser.add_argument("scorecard", type=Path, help="the results of that run")
+    args = parser.parse_args()
+    rows = json.loads(args.scorecard.read_text())["rows"].values()
     found = holds({test: result["outcome"] for row in rows for test, result in row.items()})
     lines, stages = read(FILE.read_text()), order()
     for test in found:
         earlier = [since for name, since in lines.items() if name in (test, test.split("::")[0])]
-        if not any(stages.index(since) <= stages.index(stage) for since in earlier):
-            lines[test] = stage
+        if not any(stages.index(since) <= stages.index(args.stage) for since in earlier):
+            lines[test] = args.stage
     head = "".join(f"{line}\n" for line in FILE.read_text().splitlines() if line.startswith("#"))
     ordered = sorted(lines.items(), key=lambda line: (stages.index(line[1]), line[0]))
     FILE.write_text(head + "".join(f"{since} {test}\n" for test, since in ordered))

@@ -5,6 +5,7 @@ python -m conformance.contracts.c7_no_regret.prompt_memory_peaks
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 from unittest.mock import patch
@@ -38,5 +39,6 @@ def peak(name: str) -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(mlx_lm.__file__)
     print(json.dumps({name: peak(name) for name in MODELS}))

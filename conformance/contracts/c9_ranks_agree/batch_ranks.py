@@ -8,8 +8,8 @@ responses as a line of JSON.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from typing import Any
 
 import mlx.core as mx
@@ -47,6 +47,11 @@ def main(method: str, at: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--alone":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--alone", action="store_true", help="plant the fault that each rank ends the row alone")
+    parser.add_argument("method", help="a method of the strategy")
+    parser.add_argument("call", type=int, help="the call of it that raises")
+    args = parser.parse_args()
+    if args.alone:
         BatchPlanner._attempt = fail_at_once
-    main(sys.argv[-2], int(sys.argv[-1]))
+    main(args.method, args.call)

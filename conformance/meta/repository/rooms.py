@@ -5,6 +5,7 @@ python -m conformance.meta.repository.rooms    prints the drawing of the imports
 
 from __future__ import annotations
 
+import argparse
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -95,4 +96,5 @@ def drawing(suite: Path) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(drawing(SUITE), end="")

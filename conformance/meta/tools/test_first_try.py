@@ -1,0 +1,64 @@
+"""What somebody tries first: --help of every command, and a model that is none."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import mlx_lm.chat
+import pytest
+
+from conformance import FIXTURE, ROOT
+
+# They run in an environment that has PyTorch, which the suite has not.
+WITH_TORCH = {"conformance.bench.peer_torch", "conformance.fixture.train"}
+TOOLS = ("conformance check", "conformance probe", "conformance.demo", "conformance.report")
+
+
+def commands() -> list[str]:
+    """The modules that python -m can run."""
+    files = (ROOT / "conformance").rglob("*.py")
+    found = [path for path in files if '__name__ == "__main__"' in path.read_text("utf-8") and "test_" not in path.name]
+    names = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in found)
+    return sorted({name.removesuffix(".__main__") for name in names} - WITH_TORCH)
+
+
+def told(command: str, *arguments: str) -> int:
+    """Run a command in this process, and return its exit status."""
+    module, *first = command.split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [module, *first, *arguments])
+        # A module that replaces it is to leave the next test the real one.
+        patch.setattr(mlx_lm.chat, "stream_generate", mlx_lm.chat.stream_generate)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+@pytest.mark.parametrize("command", [*commands(), "conformance check", "conformance probe"])
+def test_help_is_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(command, "--help") == 0
+    said = capsys.readouterr()
+    assert (said.out[:6], said.err) == ("usage:", "")
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+@pytest.mark.parametrize("command", TOOLS)
+def test_a_model_that_is_none_is_one_sentence(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    (strange / "config.json").write_text("{}")
+    (strange / "model.safetensors").write_bytes((FIXTURE / "model.safetensors").read_bytes())
+    (tmp_path / "a file").touch()
+    (tmp_path / "a folder").mkdir()
+    for model in ("strange", "a file", "a folder", "nowhere/nothing"):
+        assert told(command, "--model", model) not in (0, 1) or command == "conformance.report"
+        said = capsys.readouterr()
+        (line,) = said.err.splitlines()
+        assert model in line
+        assert said.out == ""
