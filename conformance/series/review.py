@@ -137,9 +137,9 @@ def run_upstreams_tests(report: Report, trees: list[Path], files: list[str]) -> 
     with ThreadPoolExecutor() as both:
         (before, failed_before), (after, failed) = both.map(outcome, trees, [tests, tests])
     worse = sorted(failed - failed_before - set(KNOWN))
-    report.add(
-        "upstream", *tests, f"without it {before} pass, {len(failed_before)} fail; with it {after}, {len(failed)}"
-    )
+    counts = f"without it {before} pass, {len(failed_before)} fail; with it {after}, {len(failed)}"
+    always = [f"  {test}: {KNOWN.get(test, 'nobody has said why')}" for test in sorted(failed & failed_before)]
+    report.add("upstream", *tests, counts, *["these fail with and without it:"] * bool(always), *always)
     report.faults += [f"{test} fails with it" for test in worse]
 
 

@@ -65,7 +65,8 @@ def _child(tree: Path, arguments: tuple[str, ...], to_the_end: bool, output: Pat
         sys.exit(OTHER_TREE)
     os.chdir(tree)
     sys.path.insert(0, str(tree))
-    os.environ |= {"PYTHONPATH": str(tree), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    # In fewer columns pytest cuts off the name of the error.
+    os.environ |= {"PYTHONPATH": str(tree), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "240"}
     import pytest
 
     first = FirstFailure()

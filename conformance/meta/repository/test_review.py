@@ -13,6 +13,7 @@ from conformance.series import patches as series
 from conformance.series import review
 from conformance.series.change import NoChange, of_patch, of_ref
 from conformance.series.changed import changed_tests
+from conformance.series.upstream_tests import KNOWN
 from conformance.testing.clones import git
 
 # These tests are about this repository. The installed mlx-lm does not matter.
@@ -97,6 +98,25 @@ def test_a_ref_of_a_clone(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (f"{made.checkout}@nothing", f"{made.checkout}@HEAD^", f"{tmp}@HEAD", "nowhere@HEAD", "abc"):
         with pytest.raises(NoChange, match="has no commit"):
             of_ref(wrong)
+
+
+def test_the_report_says_why_tests_fail_with_and_without_the_patch(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "test_generate.py::test_step"
+    monkeypatch.setitem(KNOWN, name, "it wants what nobody has")
+    monkeypatch.setattr(review, "outcome", lambda *_: (1, {name, "test_generate.py::test_new"}))
+    lines = [line.strip() for line in Patch(tmp, monkeypatch, GOOD).report().lines]
+    after = lines.index("without it 1 pass, 2 fail; with it 1, 2") + 1
+    assert lines[after:] == [
+        "these fail with and without it:",
+        "test_generate.py::test_new: nobody has said why",
+        f"{name}: it wants what nobody has",
+    ]
+
+
+def test_a_long_name_does_not_cut_off_what_is_wrong(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = f"from mlx_lm import generate\n\ndef test_{'x' * 31}():\n    assert generate.Draft(1)\n"
+    report = Patch(tmp, monkeypatch, GOOD | {"tests/test_draft.py": test}).report()
+    assert "1 fail without it, for want of a name:" in "\n".join(report.lines)
 
 
 @pytest.mark.parametrize(

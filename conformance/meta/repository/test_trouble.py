@@ -126,6 +126,16 @@ def test_a_scorecard_takes_the_result_of_this_run_only(clone: Clone, older: Path
     assert older.name not in done.stdout
 
 
+def test_what_a_script_says_comes_after_what_tox_says(clone: Clone) -> None:
+    stand_in_for_tox(clone, 'scripts/apply.sh --release 0.1.0\necho "evaluation failed :("\nexit 1\n')
+    done = clone.run("tox.sh", "-e", "patched")
+    assert done.returncode == 1
+    assert done.stdout == "evaluation failed :(\n"
+    first, last = done.stderr.splitlines()
+    assert first == last
+    assert last.startswith("error: mlx-lm 0.1.0 is not pinned")
+
+
 def test_a_result_holds_no_path_of_the_machine() -> None:
     crash = SimpleNamespace(message=f"OSError: {ROOT / 'docs' / 'use.md'} is not there")
     report: Any = SimpleNamespace(longrepr=SimpleNamespace(reprcrash=crash))
