@@ -16,8 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-import mlx.core as mx
-
 from conformance.check.prompts import Unusable, from_file
 from conformance.smollm2 import NotMade, path_of
 
@@ -28,6 +26,7 @@ COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "
 DRAFT_TYPES = ("auto", "edit", "suffix", "ngram-simple", "ngram-mod")
 # The tool did not get to an answer; 0, 1 and 2 are answers.
 FAILED = 3
+NO_MLX = f"{sys.executable} has no mlx: use .venv/bin/python, which scripts/apply.sh makes"
 
 
 class Parser(argparse.ArgumentParser):
@@ -112,6 +111,11 @@ def load(model: str) -> tuple[Any, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     args = parsed(arguments)
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        print(f"{NO_MLX} ({error}).", file=sys.stderr)
+        return FAILED
     if args.device is not None:
         if not mx.is_available(getattr(mx, args.device)):
             print(f"This mlx has no {args.device}: leave --device out.", file=sys.stderr)

@@ -59,17 +59,20 @@ def say(text: str) -> None:
 
 
 def make(args: argparse.Namespace) -> int:
-    import mlx.core as mx
+    from conformance.__main__ import NO_MLX, load
+    from conformance.check.prompts import Unusable
 
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        print(f"error: {NO_MLX} ({error}).", file=sys.stderr)
+        return 1
     if args.device is not None:
         if not mx.is_available(getattr(mx, args.device)):
             print(f"error: this mlx has no {args.device}: leave --device out.", file=sys.stderr)
             return 1
         # mlx_lm makes its stream for the default device when it is imported.
         mx.set_default_device(getattr(mx, args.device))
-    from conformance.__main__ import load
-    from conformance.check.prompts import Unusable
-
     try:
         from mlx_lm.utils import load_config
 

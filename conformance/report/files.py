@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # Goes up whenever the content of a report changes.
-FORMAT = 1
+FORMAT = 2
 # The shape of each part: a type, a list of a shape, or a choice with None.
 _NUMBER = (int, float)
 _SHAPE: dict[str, Any] = {

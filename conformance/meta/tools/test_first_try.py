@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,3 +63,14 @@ def test_a_model_that_is_none_is_one_sentence(
         (line,) = said.err.splitlines()
         assert model in line
         assert said.out == ""
+
+
+@pytest.mark.parametrize("command", [("conformance", "check"), ("conformance.report",)])
+def test_a_python_without_mlx_is_one_sentence(command: tuple[str, ...]) -> None:
+    # With -S Python does not see the packages that are installed.
+    run = [sys.executable, "-S", "-m", *command, "--model", "any"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert "has no mlx: use .venv/bin/python" in line
+    # 0, 1 and 2 are answers of check.
+    assert done.returncode == (3 if "check" in command else 1)

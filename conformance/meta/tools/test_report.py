@@ -76,6 +76,12 @@ def test_a_report_of_the_fixture(made: Path, report: Report) -> None:
         assert private not in made.read_text() + text
 
 
+def test_nothing_to_copy_has_nothing_to_copy(fixture: tuple[Any, Any]) -> None:
+    from conformance.report.measure import timed
+
+    assert timed(*fixture, "nothing_to_copy")["tokens_a_forward"] <= 1
+
+
 def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     assert main(["--model", str(FIXTURE), "--out", str(tmp_path), "--minutes", "0"]) == 0
     (path,) = tmp_path.glob("*.json")
