@@ -22,13 +22,5 @@ EOF
 case "${1-}" in -h | --help) usage; exit 0 ;; esac
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=scripts/python.sh
-. "$here/python.sh"
-root=$(dirname -- "$here")
-cd -- "$root"
 "$here/apply.sh" --no-install
-if [ ! -x .venv-tox/bin/tox ]; then
-  "$PYTHON" -m venv .venv-tox
-  .venv-tox/bin/python -m pip install --quiet --disable-pip-version-check "tox>=4.22"
-fi
-exec .venv-tox/bin/python -m tox run -e bench -- "$@"
+exec "$here/tox.sh" -e bench -- "$@"

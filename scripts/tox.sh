@@ -9,4 +9,10 @@ if [ ! -x .venv-tox/bin/tox ]; then
   "$PYTHON" -m venv .venv-tox
   .venv-tox/bin/python -m pip install --quiet --disable-pip-version-check "tox>=4.22"
 fi
-exec .venv-tox/bin/python -m tox run "$@"
+last=$(mktemp)
+trap 'rm -f "$last"' EXIT
+status=0
+SAY_LAST=$last .venv-tox/bin/python -m tox run "$@" || status=$?
+# tox ends with lines of its own. What a script of this folder said of an error comes after them once more.
+cat "$last" >&2
+exit "$status"
