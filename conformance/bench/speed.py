@@ -30,6 +30,7 @@ from mlx_lm.sample_utils import make_sampler
 from conformance import FIXTURE
 from conformance.smollm2 import MODELS, path_of
 from conformance.smollm2.tasks import TASKS
+from conformance.testing.texts.loops import loops
 from conformance.testing.texts.prompts import PROMPTS
 from conformance.testing.texts.workloads import Message, ambiguous_text, chat, fenced
 
@@ -118,12 +119,6 @@ def decode(
     seconds = time.perf_counter() - start
     steps.close()
     return Decode(tokens, seconds, None if strategy is None else stats)
-
-
-def loops(tokens: list[int]) -> bool:
-    """Whether the end repeats what stands right before it, three times or more."""
-    sizes = range(1, len(tokens) // 3 + 1)
-    return any(len(set(map(tuple, (tokens[-n:], tokens[-2 * n : -n], tokens[-3 * n : -2 * n])))) == 1 for n in sizes)
 
 
 def compare(model: Any, prompt: list[int], eos: set[int], strategy: str, args: argparse.Namespace) -> str:

@@ -39,9 +39,9 @@ from conformance.bench import (
 from conformance.bench.cells import Row
 from conformance.bench.models import Subject
 from conformance.bench.plan import QUICK
-from conformance.bench.speed import loops
 from conformance.simulate import follow
 from conformance.testing.server.process import Client
+from conformance.testing.texts.loops import loops
 
 PLAN = replace(QUICK, tokens=8, lengths=(1, 2))
 
