@@ -18,7 +18,7 @@ from pathlib import Path
 
 Message = dict[str, str]
 
-_SKIPPED = frozenset("test tests idlelib lib2to3 site-packages encodings turtledemo pydoc_data".split())
+SKIPPED = frozenset("test tests idlelib lib2to3 site-packages encodings turtledemo pydoc_data".split())
 IDENTIFIER = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]{2,18}\b")
 KEYWORDS = frozenset(
     "and assert async await break class continue def del elif else except finally for from global import lambda "
@@ -47,7 +47,7 @@ class Corpus:
         root = Path(sysconfig.get_paths()["stdlib"])
         for path in sorted(root.rglob("*.py")):
             name = path.relative_to(root)
-            if _SKIPPED.intersection(name.parts) or name.name.startswith("_sysconfigdata"):
+            if SKIPPED.intersection(name.parts) or name.name.startswith("_sysconfigdata"):
                 continue
             if (zlib.crc32(name.as_posix().encode()) % 16 == 0) != held_out:
                 continue
