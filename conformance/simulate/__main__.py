@@ -1,18 +1,19 @@
 """Estimate what drafting gains, without a model: recorded streams, the package's Planner and a table of block costs.
 
-python -m conformance.simulate                  # a CPU
-python -m conformance.simulate --costs m4       # an M4 Pro
-python -m conformance.simulate --edits          # edits all over a text
+python -m conformance.simulate                  # the answers of SmolLM2, with the block costs of three devices
+python -m conformance.simulate --real-edits     # two releases of a file, formatted code, tables to JSON
+python -m conformance.simulate --fixture        # made-up work, with the fixture's tokenizer
+python -m conformance.simulate --edits          # made-up edits all over a text
 
 The speed is the cost of plain decoding divided by the cost of the blocks. It leaves out the time of drafting itself.
+Answers that run into a loop have a row of their own and count in no mean. The last two columns are the limits: an
+oracle that knows which earlier place is copied next, and one that knows the answer.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlx_lm.draft import (
@@ -29,7 +30,10 @@ from mlx_lm.draft import (
 from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
 from mlx_lm.models.base import SHORT_BLOCK
 
+from conformance.recorded.streams import load
 from conformance.simulate.baselines import RIVALS
+from conformance.simulate.limit import limits
+from conformance.simulate.result import TITLES, Result, Row, show
 from conformance.testing.texts import edits
 from conformance.testing.texts.recorded_streams import NAMES, VOCAB, Request, Stream, bpe, streams, words
 
@@ -40,9 +44,6 @@ M4 = BlockCosts((1, 2, 3, 4, 6, 8), (1, 1.03, 1.22, 1.47, 2.07, 2.69))
 # A data-centre GPU, limited by its memory bandwidth.
 GPU = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
 TABLES = {"cpu": CPU, "m4": M4, "gpu": GPU}
-# A stream needs this many tokens to count as the worst one: in a shorter one a single draft weighs too much.
-LEAST = 60
-
 Make = Callable[[], Any]
 # Turns a cost, in passes of one token, into seconds.
 Clock = Callable[[float], float]
@@ -57,37 +58,6 @@ def makers() -> dict[str, Make]:
         "ngram-simple": NgramSimpleStrategy,
         "ngram-mod": lambda: NgramModStrategy(table),
     }
-
-
-@dataclass
-class Result:
-    """How many tokens came out, forward passes ran and tokens were fed, and the cost in passes of one token."""
-
-    emitted: int = 0
-    forwards: int = 0
-    fed: int = 0
-    spent: float = 0.0
-
-    def __add__(self, other: Result) -> Result:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Result(*(a + b for a, b in pairs))
-
-    @property
-    def speed(self) -> float:
-        return self.emitted / self.spent
-
-    @property
-    def tokens_a_forward(self) -> float:
-        return self.emitted / self.forwards
-
-    @property
-    def fed_a_token(self) -> float:
-        return self.fed / self.emitted
-
-    @property
-    def wrong_a_right(self) -> float:
-        """Rejected drafted tokens for each accepted one."""
-        return (self.fed - self.emitted) / max(self.emitted - self.forwards, 1)
 
 
 def decode(
@@ -134,23 +104,6 @@ def decode(
     return result, drafts
 
 
-@dataclass
-class Row:
-    """The results of one strategy for each workload, and its worst stream."""
-
-    by_name: dict[str, Result]
-    worst: float = math.inf
-    worst_name: str = ""
-
-    def mean(self, value: str) -> float:
-        return geometric_mean(getattr(result, value) for result in self.by_name.values())
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
-
-
 def run(make: Make, recorded: Sequence[Stream], costs: BlockCosts = CPU, **options: Any) -> Row:
     """Decode every stream. Each request gets a new strategy."""
     row = Row({})
@@ -158,68 +111,60 @@ def run(make: Make, recorded: Sequence[Stream], costs: BlockCosts = CPU, **optio
         result = Result()
         for request in one.requests:
             result += decode(make(), request, costs, **options)[0]
-        row.by_name[one.name] = row.by_name.get(one.name, Result()) + result
-        if one.n_answered >= LEAST and result.speed < row.worst:
-            row.worst, row.worst_name = result.speed, f"{one.name}, {one.n_answered} tokens"
+        row.add(one, result)
     return row
 
 
-TITLES = {
-    "speed": "Implied speed",
-    "tokens_a_forward": "Tokens a forward pass",
-    "fed_a_token": "Tokens fed for a token of the answer",
+def made(names: Sequence[str], args: argparse.Namespace) -> list[Stream]:
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    return streams(seeds, encode=words() if args.words else bpe(), names=names)
+
+
+# What can be simulated, by the option that asks for it; the first needs none. The text is above the tables, too.
+SOURCES: dict[str, tuple[str, Callable[[argparse.Namespace], list[Stream]]]] = {
+    "answers": ("recorded answers of SmolLM2", lambda _: load("answers")),
+    "real-edits": ("real edits, known answers", lambda _: load("edits")),
+    "fixture": ("made-up work, known answers", lambda args: made(NAMES, args)),
+    "edits": ("made-up edits, known answers", lambda args: made(edits.NAMES, args)),
 }
 
 
-def show(rows: dict[str, Row], value: str) -> str:
-    """A Markdown table with a row for each workload and a column for each strategy."""
-    names = next(iter(rows.values())).by_name
-    lines = [f"| | {' | '.join(rows)} |", "| --- |" + " --- |" * len(rows)]
-    lines += [
-        f"| {name} | " + " | ".join(f"{getattr(row.by_name[name], value):.2f}" for row in rows.values()) + " |"
-        for name in names
-    ]
-    lines.append("| geometric mean | " + " | ".join(f"{row.mean(value):.2f}" for row in rows.values()) + " |")
-    if value == "speed":
-        lines.append("| worst stream | " + " | ".join(f"{row.worst:.3f}" for row in rows.values()) + " |")
-        lines.append("| which | " + " | ".join(row.worst_name for row in rows.values()) + " |")
-    return "\n".join(lines)
-
-
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    group = parser.add_mutually_exclusive_group()
+    for name in list(SOURCES)[1:]:
+        group.add_argument(f"--{name}", dest="source", action="store_const", const=name, help=SOURCES[name][0])
+    parser.set_defaults(source="answers")
     parser.add_argument(
-        "--costs", choices=TABLES, default="cpu", help="the device that the block costs are of (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--edits", action="store_true", help="simulate edits all over a text instead of the usual workloads"
+        "--costs", nargs="+", choices=TABLES, default=list(TABLES), help="the devices whose block costs are taken"
     )
     parser.add_argument("--bound", type=int, help="the longest draft (default: the one of 'auto')")
     parser.add_argument(
         "--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does"
     )
     parser.add_argument(
-        "--seeds", type=int, default=3, help="how many streams of each workload and size (default: %(default)s)"
+        "--seeds", type=int, default=3, help="how many made-up streams of each kind and size (default: %(default)s)"
     )
     parser.add_argument("--first-seed", type=int, default=100)
-    parser.add_argument("--words", action="store_true", help="one token for each word, without the fixture's tokenizer")
+    parser.add_argument("--words", action="store_true", help="made-up streams with one token for each word")
     labels = list(makers() | RIVALS)
     parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
-    args = parser.parse_args()
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
-    names = edits.NAMES if args.edits else NAMES
-    recorded = streams(seeds, encode=words() if args.words else bpe(), names=names)
-    options = {
-        "costs": TABLES[args.costs],
-        "bound": args.bound or (SHORT_BLOCK - 1 if args.ungated else MAX_AUTO_DRAFT),
-        "gated": not args.ungated,
-    }
-    compared = makers() | RIVALS
-    rows = {label: run(compared[label], recorded, **options) for label in args.only}
-    for value, title in TITLES.items():
-        print(f"{title}\n\n{show(rows, value)}\n")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parsed()
+    what, make = SOURCES[args.source]
+    recorded = make(args)
+    options = {"bound": args.bound or (SHORT_BLOCK - 1 if args.ungated else MAX_AUTO_DRAFT), "gated": not args.ungated}
+    for name in args.costs:
+        compared, costs = makers() | RIVALS, TABLES[name]
+        rows = {label: run(compared[label], recorded, costs, **options) for label in args.only}
+        rows |= limits(recorded, costs)
+        for value, title in TITLES.items():
+            print(f"{title}: {what}, costs of {name}\n\n{show(rows, value)}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,9 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import KVCache
 
 from conformance.simulate import __main__ as simulate
-from conformance.simulate.__main__ import CPU, M4, Result, Row, decode, makers, run
+from conformance.simulate.__main__ import CPU, M4, decode, makers, run
 from conformance.simulate.baselines import RIVALS, Longest, Ngram
+from conformance.simulate.result import Result, Row
 from conformance.testing.drafts.wrong import Changing, Wrong
 from conformance.testing.texts.recorded_streams import NAMES, VOCAB, Request, Stream, streams
 

@@ -16,7 +16,8 @@ from mlx_lm.draft import EditStrategy, SuffixStrategy
 from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 
-from conformance.simulate.__main__ import CPU, GPU, M4, Row, geometric_mean, run
+from conformance.simulate.__main__ import CPU, GPU, M4, run
+from conformance.simulate.result import Row, geometric_mean
 from conformance.testing.caches.machines import PROFILE
 from conformance.testing.texts import edits
 from conformance.testing.texts.recorded_streams import NAMES, Stream, bpe, streams, words
