@@ -14,7 +14,7 @@ import pytest
 from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, batch_planner, device_costs, drafter, planner
 from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
-from mlx_lm.draft.planner import CREDIT, CREDIT_PER_TOKEN
+from mlx_lm.draft.planner import CREDIT, CREDIT_OF_ROW
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache
 
@@ -36,7 +36,7 @@ def regrets(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = S
     found = [] if result.speed >= SLOWEST else [f"all: {result.speed:.3f}"]
     for row in result.ended:
         n = len(row.request.answer)
-        if row.spent > (1 + CREDIT_PER_TOKEN) * n + CREDIT + 1e-6:
+        if row.spent > (1 + CREDIT_OF_ROW) * n + CREDIT + 1e-6:
             found.append(f"{n} tokens: {row.spent:.2f}")
     return found
 

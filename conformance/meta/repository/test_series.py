@@ -29,14 +29,14 @@ STAGES = {
     "caches": 300,
     "core": 1155,
     "models": 330,
-    "gate": 580,
+    "gate": 585,
     "drafters": 1035,
     "devices": 275,
     "batch": 770,
-    "server": 450,
-    "extras": 240,
+    "server": 455,
+    "extras": 245,
 }
-MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5330, 55, 300
+MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5360, 55, 300
 # What a cover letter says, each below its heading.
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)
