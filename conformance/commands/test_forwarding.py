@@ -124,6 +124,8 @@ def test_the_tables_name_no_other_options() -> None:
 def described(action: argparse.Action) -> dict[str, Any]:
     """The help, the type and the choices of an option."""
     shown = {name: value for name, value in vars(action).items() if name not in ("container", "type")}
+    # A command may take shorter texts than another one.
+    shown["help"] = re.sub(r"\d+ characters", "characters", action.help or "")
     return shown | {"class": type(action), "type": getattr(action.type, "__name__", None)}
 
 

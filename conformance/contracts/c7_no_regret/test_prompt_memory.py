@@ -19,6 +19,8 @@ from conformance.series.patches import commits, unpack
 from conformance.testing.faults.planted import planted
 
 pytestmark = pytest.mark.patched_source
+# The threads of a CPU make it 5.4 % more at times, and the fault below 25 % at least.
+MORE = 1.12
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, int]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_needs_no_more_memory(name: str, released: Mapping[str, int]) -> None:
-    assert peak(name) <= 1.05 * released[name]
+    assert peak(name) <= MORE * released[name]
 
 
 # The release has no such method.
@@ -53,4 +55,4 @@ def always_keep(cache: ArraysCache, i: int, *block: Any) -> None:
 # The state of jamba is a view of the states after each token, in the release too.
 @planted(*[(name, ArraysCache, "update", always_keep) for name in MODELS if name != "jamba"])
 def test_a_planted_fault_is_found(where: str, released: Mapping[str, int]) -> None:
-    assert peak(where) > 1.05 * released[where]
+    assert peak(where) > MORE * released[where]
