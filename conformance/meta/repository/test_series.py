@@ -34,9 +34,9 @@ STAGES = {
     "devices": 275,
     "batch": 770,
     "server": 455,
-    "extras": 245,
+    "extras": 265,
 }
-MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5360, 55, 300
+MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5375, 55, 300
 # What a cover letter says, each below its heading.
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)
