@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from conformance import missing
 from conformance.check.prompts import Unusable, from_file
 from conformance.smollm2 import NotMade, path_of
 
@@ -26,7 +27,6 @@ COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "
 DRAFT_TYPES = ("auto", "edit", "suffix", "ngram-simple", "ngram-mod")
 # The tool did not get to an answer; 0, 1 and 2 are answers.
 FAILED = 3
-NO_MLX = f"{sys.executable} has no mlx: use .venv/bin/python, which scripts/apply.sh makes"
 
 
 class Parser(argparse.ArgumentParser):
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         import mlx.core as mx
     except ImportError as error:
-        print(f"{NO_MLX} ({error}).", file=sys.stderr)
+        print(missing(error), file=sys.stderr)
         return FAILED
     if args.device is not None:
         if not mx.is_available(getattr(mx, args.device)):
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         command = importlib.import_module(f"conformance.check.{args.command}")
     except ImportError as error:
-        print(f"This mlx-lm has no prompt lookup ({error}): scripts/apply.sh installs one that has.", file=sys.stderr)
+        print(missing(error), file=sys.stderr)
         return FAILED
     try:
         if getattr(args, "prompts", None) is not None:

@@ -59,27 +59,20 @@ def say(text: str) -> None:
 
 
 def make(args: argparse.Namespace) -> int:
-    from conformance.__main__ import NO_MLX, load
-    from conformance.check.prompts import Unusable
+    import mlx.core as mx
 
-    try:
-        import mlx.core as mx
-    except ImportError as error:
-        print(f"error: {NO_MLX} ({error}).", file=sys.stderr)
-        return 1
     if args.device is not None:
         if not mx.is_available(getattr(mx, args.device)):
             print(f"error: this mlx has no {args.device}: leave --device out.", file=sys.stderr)
             return 1
         # mlx_lm makes its stream for the default device when it is imported.
         mx.set_default_device(getattr(mx, args.device))
-    try:
-        from mlx_lm.utils import load_config
+    from mlx_lm.utils import load_config
 
-        from conformance.report.measure import measured
-    except ImportError as error:
-        print(f"error: this mlx-lm has no prompt lookup ({error}): scripts/apply.sh installs one.", file=sys.stderr)
-        return 1
+    from conformance.__main__ import load
+    from conformance.check.prompts import Unusable
+    from conformance.report.measure import measured
+
     try:
         say(f"loading {args.model}")
         model, tokenizer = load(args.model)

@@ -24,7 +24,11 @@ def main() -> int:
     files = changed_files()
     # CPY001, the copyright header, is a preview rule of ruff.
     checks = [["black", "--check"], ["isort", "--profile=black", "--check"], ["ruff", "check", "--preview"]]
-    failed = [check[0] for check in checks if subprocess.run([*check, *files], cwd=checkout()).returncode]
+    failed = [
+        check[0]
+        for check in checks
+        if subprocess.run([sys.executable, "-m", *check, *files], cwd=checkout()).returncode
+    ]
     print(f"{len(files)} files of the series: {', '.join(failed) + ' failed' if failed else 'formatted and linted'}")
     return 1 if failed or not files else 0
 

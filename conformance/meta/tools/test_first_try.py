@@ -65,12 +65,43 @@ def test_a_model_that_is_none_is_one_sentence(
         assert said.out == ""
 
 
-@pytest.mark.parametrize("command", [("conformance", "check"), ("conformance.report",)])
-def test_a_python_without_mlx_is_one_sentence(command: tuple[str, ...]) -> None:
+# These read files only, and the last three ask for arguments first.
+WITHOUT_MLX = {
+    "conformance.meta.repository.rooms",
+    "conformance.mutation",
+    "conformance.recorded",
+    "conformance.scorecard",
+    "conformance.series.lint",
+    "conformance.series.review",
+    "conformance.series.surface",
+    "conformance",
+    "conformance.judging",
+    "conformance.report",
+}
+MODELS = [f"{tool} --model any" for tool in TOOLS]
+
+
+@pytest.mark.parametrize("command", [*MODELS, *sorted((set(commands()) | WITH_TORCH) - WITHOUT_MLX)])
+def test_a_python_without_packages_is_one_sentence(command: str) -> None:
     # With -S Python does not see the packages that are installed.
-    run = [sys.executable, "-S", "-m", *command, "--model", "any"]
+    run = [sys.executable, "-S", "-m", *command.split()]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
-    assert "has no mlx: use .venv/bin/python" in line
-    # 0, 1 and 2 are answers of check.
-    assert done.returncode == (3 if "check" in command else 1)
+    assert "has no mlx: use .venv/bin/python" in line or "which this command needs" in line
+    # 0, 1 and 2 are answers of check and probe.
+    assert done.returncode == (3 if command.startswith("conformance ") else 1)
+
+
+def test_an_mlx_lm_without_drafts_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "mlx_lm").mkdir()
+    (tmp_path / "mlx_lm" / "__init__.py").touch()
+    run = [sys.executable, "-S", "-m", "conformance.simulate.fit"]
+    done = subprocess.run(run, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert "this mlx-lm has no prompt lookup" in line
+
+
+def test_a_module_of_the_suite_that_is_missing_keeps_its_traceback() -> None:
+    planted = "import sys; sys.argv[0] = '-m'; import conformance; import conformance.no_such_module"
+    done = subprocess.run([sys.executable, "-S", "-c", planted], cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" in done.stderr
