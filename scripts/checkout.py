@@ -13,6 +13,7 @@ import re
 import subprocess
 import tarfile
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from pin import (
@@ -117,25 +118,38 @@ def import_release(release: Release, into: Path) -> str:
     return head(into)
 
 
+def am(checkout: Path, patches: list[Path], *options: str) -> tuple[int, str]:
+    """Apply patches with one git am. Returns how many it took, and what git says of the next one, which it stops at."""
+    if not patches:
+        return 0, ""
+    command = ["am", "--quiet", "--committer-date-is-author-date", *options, *map(str, patches)]
+    done = git(checkout, *command, check=False)
+    if done.returncode == 0:
+        return len(patches), ""
+    stopped = checkout / ".git" / "rebase-apply" / "next"
+    return int(stopped.read_text()) - 1 if stopped.exists() else 0, done.stderr
+
+
 def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
     """Add the original files of the patches to another checkout, so that git can merge where context differs."""
     default = find_release(None)
     fetch(default)
     lender = scratch / "default"
     import_release(default, lender)
-    for patch in patches:
-        git(lender, "am", "--quiet", str(patch), check=False)
+    am(lender, patches)
     git(checkout, "fetch", "--quiet", str(lender), "HEAD")
 
 
 def apply_patches(checkout: Path, patches: list[Path], made_for: str, then: str = "") -> None:
     """Apply patches in order. If one does not fit, the error ends with ``then``, by default for a pinned release."""
-    for number, patch in enumerate(patches, 1):
+    applied, said = am(checkout, patches, "--3way")
+    for number, patch in enumerate(patches[: applied + 1], 1):
         print(f"applying {patch_name(patch)} ({number}/{len(patches)})", flush=True)
-        done = git(checkout, "am", "--quiet", "--3way", "--committer-date-is-author-date", str(patch), check=False)
-        if done.returncode != 0:
-            git(checkout, "am", "--abort", check=False)
-            raise Refused(_explain(checkout, patch, made_for, done.stderr, then or _mend(patch, number)))
+    if applied < len(patches):
+        git(checkout, "am", "--quit", check=False)
+        git(checkout, "reset", "--quiet", "--hard")
+        patch = patches[applied]
+        raise Refused(_explain(checkout, patch, made_for, said, then or _mend(patch, applied + 1)))
 
 
 def _mend(patch: Path, number: int) -> str:
@@ -209,18 +223,29 @@ def changes(checkout: Path, base: str, folder: Path, exported: Path) -> list[str
 
 def _keep_variants(checkout: Path, base: str, exported: Path) -> None:
     """Delete the exported patches that patches/ makes as well. A release keeps only its own forms of patches."""
-    commits = git(checkout, "rev-list", "--reverse", f"{base}..HEAD").stdout.split()
+    commits = [base, *git(checkout, "rev-list", "--reverse", f"{base}..HEAD").stdout.split()]
+    names, done = (exported / "series").read_text().split(), 0
     with temporary("variants") as scratch:
         git(scratch, "clone", "--quiet", "--shared", str(checkout), "clone")
         clone = scratch / "clone"
         lend_default(clone, patch_files(), scratch)
-        names = (exported / "series").read_text().split()
-        for name, before, commit in zip(names, [base, *commits], commits, strict=False):
-            git(clone, "checkout", "--quiet", "--detach", before)
-            if git(clone, "am", "--quiet", "--3way", str(PATCHES / name), check=False).returncode != 0:
-                git(clone, "am", "--abort", check=False)
-            elif git(clone, "diff", "--quiet", "HEAD", commit, check=False).returncode == 0:
+        while done < len(names):
+            git(clone, "checkout", "--quiet", "--force", "--detach", commits[done])
+            rest = takewhile(Path.exists, (PATCHES / name for name in names[done:]))
+            am(clone, list(rest), "--3way")
+            git(clone, "am", "--quit", check=False)
+            made = _trees(clone, commits[done], "HEAD")
+            wanted = _trees(checkout, commits[done], "HEAD")
+            same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(made, wanted, strict=False))))
+            for name in names[done : done + same]:
                 (exported / name).unlink()
+            # The next one is a form of its own.
+            done += same + 1
+
+
+def _trees(checkout: Path, after: str, until: str) -> list[str]:
+    """The content that each commit leaves."""
+    return git(checkout, "log", "--reverse", "--format=%T", f"{after}..{until}").stdout.split()
 
 
 def _content(path: Path) -> bytes | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from apply import is_applied
-from checkout import BRANCH, IDENTITY, Stamp, check_clone, git, head, import_release, lend_default, series_key
+from checkout import BRANCH, IDENTITY, Stamp, am, check_clone, git, head, import_release, lend_default, series_key
 from pin import (
     ROOT,
     VENDOR,
@@ -31,7 +31,6 @@ from pin import (
     temporary,
 )
 
-AM = ["am", "--quiet", "--committer-date-is-author-date"]
 CONFLICT = re.compile(r"^<{7} .*?^\|{7}.*?^={7}\n(.*?)^>{7} .*?\n", re.MULTILINE | re.DOTALL)
 
 
@@ -104,10 +103,9 @@ def port(args: argparse.Namespace) -> tuple[Path, bool]:
         lend_default(fresh, patches, scratch)
         git(fresh, "config", "merge.conflictStyle", "diff3")
         print(f"\n{HEADER}")
-        rows = []
-        for patch in patches:
-            rows.append(attempt(fresh, patch))
-            print(rows[-1], flush=True)
+        rows: list[Row] = []
+        while len(rows) < len(patches):
+            rows += attempt(fresh, patches[len(rows) :])
         Stamp(key, base, head(fresh) if fits(rows) else base).write(fresh)
         if not fits(rows):
             stop_at_the_conflict(fresh, base, patches)
@@ -156,26 +154,34 @@ def check_unused(checkout: Path, key: str) -> None:
     is_applied(checkout, key)
 
 
-def attempt(checkout: Path, patch: Path) -> Row:
-    """Apply one patch. A conflict takes the side of the patch, so that the next patches can be tried."""
+def attempt(checkout: Path, patches: list[Path]) -> list[Row]:
+    """Apply the patches up to the first that is not clean. A conflict takes the side of the patch, so that the next
+    patches can be tried."""
+    n, said = am(checkout, patches)
+    rows = [Row(patch, "clean") for patch in patches[:n]]
+    if n < len(patches):
+        git(checkout, "am", "--quit", check=False)
+        rows.append(merge(checkout, patches[n], said))
+    print(*rows, sep="\n", flush=True)
+    return rows
+
+
+def merge(checkout: Path, patch: Path, said: str) -> Row:
+    """Apply one patch that is not clean, of which git said why."""
     before = head(checkout)
-    plain = git(checkout, *AM, str(patch), check=False)
-    if plain.returncode == 0:
-        return Row(patch, "clean")
-    git(checkout, "am", "--abort")
-    done = git(checkout, *AM, "--3way", str(patch), check=False)
-    if done.returncode == 0:
+    n, trouble = am(checkout, [patch], "--3way")
+    if n:
         if head(checkout) == before:
             return Row(patch, "already upstream")
-        moved = re.findall(r"^error: (?:patch failed: )?(.+?)(?::\d+$|: )", plain.stderr, re.MULTILINE)
+        moved = re.findall(r"^error: (?:patch failed: )?(.+?)(?::\d+$|: )", said, re.MULTILINE)
         return Row(patch, "merged", list(dict.fromkeys(moved)))
     unmerged = git(checkout, "diff", "--name-only", "--diff-filter=U").stdout.splitlines()
     if not unmerged:
         git(checkout, "am", "--abort")
-        return Row(patch, "conflict", [done.stderr.strip().splitlines()[0].removeprefix("error: ")])
+        return Row(patch, "conflict", [trouble.strip().splitlines()[0].removeprefix("error: ")])
     where = [f"{file} {settle(checkout, file)}" for file in unmerged]
     if git(checkout, "diff", "--cached", "--quiet", check=False).returncode:
-        git(checkout, *AM[:1], "--continue")
+        git(checkout, "am", "--continue")
     else:
         git(checkout, "am", "--skip")
     return Row(patch, "conflict", where)
