@@ -39,7 +39,8 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, int]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_needs_no_more_memory(name: str, released: Mapping[str, int]) -> None:
-    assert peak(name) <= MORE * released[name]
+    most = MORE * released[name]
+    assert peak(name, enough=most) <= most
 
 
 # The release has no such method.
@@ -55,4 +56,5 @@ def always_keep(cache: ArraysCache, i: int, *block: Any) -> None:
 # The state of jamba is a view of the states after each token, in the release too.
 @planted(*[(name, ArraysCache, "update", always_keep) for name in MODELS if name != "jamba"])
 def test_a_planted_fault_is_found(where: str, released: Mapping[str, int]) -> None:
-    assert peak(where) > MORE * released[where]
+    most = MORE * released[where]
+    assert peak(where, enough=most) > most
