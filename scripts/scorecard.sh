@@ -4,8 +4,8 @@ usage() {
   cat <<'EOF'
 usage: scripts/scorecard.sh [-h] [--render | ENVIRONMENT...]
 
-Run the suite in environments of tox.ini, and write the results into docs/scorecard.json, docs/scorecard.html and the
-table of docs/releases.md. The results of other environments stay as they are.
+Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md and a page with every
+run, row and reason, .tox/scorecards/README.md. The results of other environments stay as they are.
 
   scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: 75 minutes
   scripts/scorecard.sh patched stock    the default release
@@ -32,17 +32,16 @@ elif [ "$1" != --render ]; then
   environments=$(IFS=, && echo "$*")
   "$here/tox.sh" -e "$environments" || status=$?
 fi
-results=()
-for file in .tox/scorecards/*.json; do
-  # What an earlier run left does not count as the result of this one.
-  if [ -e "$file" ] && { [ "${1-}" = --render ] || [ "$file" -nt "$started" ]; }; then results+=("$file"); fi
+shopt -s nullglob
+results=(.tox/scorecards/{patched,stock,selftest}*.json)
+fresh=0
+# In the bash of macOS an empty array is no variable that is set.
+for file in ${results[@]+"${results[@]}"}; do
+  if [ "${1-}" = --render ] || [ "$file" -nt "$started" ]; then fresh=1; fi
 done
-if [ "${#results[@]}" = 0 ] && [ "${1-}" != --render ]; then
+if [ "$fresh" = 0 ]; then
   echo "error: no environment ran, so nothing was written; the lines above say why." >&2
   exit 1
 fi
-# Without a run, what is kept is written again. In the bash of macOS an empty array is no variable that is set.
-"$PYTHON" -m conformance.scorecard keep docs/scorecard.json ${results[@]+"${results[@]}"} --out docs/scorecard.json
-"$PYTHON" -m conformance.scorecard page docs/scorecard.json --out docs/scorecard.html
-"$PYTHON" -m conformance.scorecard table docs/scorecard.json --readme docs/releases.md
+"$PYTHON" -m conformance.scorecard "${results[@]}" --page .tox/scorecards/README.md --readme docs/releases.md
 exit "$status"

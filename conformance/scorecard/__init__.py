@@ -1,1 +1,1 @@
-"""One JSON file for each run of the suite, and the page and the table made from these files."""
+"""The result of each run of the suite, and the page and the table made from these files."""

@@ -1,12 +1,8 @@
-"""Make a page and a table from runs of the suite: python -m conformance.scorecard page|table|keep FILE...
+"""Make a page and a table from runs of the suite: python -m conformance.scorecard FILE...
 
-A FILE comes from pytest --scorecard=FILE (scripts/tox.sh writes them into .tox/scorecards), or from keep. If two runs
-have the same release, flavour, mlx and device, the later one counts. If they also have the same series, the parts that
-the later one left out are kept.
-
-page    one HTML file, without a script or a network
-table   a table in Markdown of the default release with its newest mlx: printed, or put between the markers of --readme
-keep    one file of all these runs, without the names of the tests that passed
+A FILE comes from pytest --scorecard=FILE (scripts/tox.sh writes them into .tox/scorecards). If two runs have the same
+release, flavour, mlx and device, the later one counts. If they also have the same series, the tests that the later one
+left out are kept. The page has every run, row and reason; the table has the default release with its newest mlx.
 """
 
 from __future__ import annotations
@@ -15,47 +11,29 @@ import argparse
 import sys
 from pathlib import Path
 
-from conformance.scorecard.cells import SuiteRun, kept, load
-from conformance.scorecard.page import page
-from conformance.scorecard.table import MARKED, filled, table
-
-
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m conformance.scorecard", description=__doc__, formatter_class=form)
-    commands = parser.add_subparsers(dest="command", required=True)
-    made = {name: commands.add_parser(name) for name in ("page", "table", "keep")}
-    for one in made.values():
-        one.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    for name in ("page", "keep"):
-        made[name].add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
-    made["table"].add_argument("--readme", type=Path, metavar="FILE", help="a document with the two markers")
-    return parser.parse_args(arguments)
+from conformance.scorecard.cells import load
+from conformance.scorecard.table import MARKED, filled, page, verdict
 
 
 def main(arguments: list[str] | None = None) -> int:
-    args = parsed(arguments)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m conformance.scorecard", description=__doc__, formatter_class=form)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page, in Markdown")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table between the markers of a document")
+    args = parser.parse_args(arguments)
     try:
-        runs = load(args.files)
-        return written(args, runs)
+        runs = load(sorted(args.files, key=lambda file: file.stat().st_mtime))
+        if args.readme and not MARKED.search(text := args.readme.read_text("utf-8")):
+            raise ValueError(f"{args.readme} has no <!-- scorecard --> and <!-- end scorecard -->.")
+        if args.readme:
+            args.readme.write_text(filled(text, runs), "utf-8")
+        if args.page:
+            args.page.write_text(page(runs), "utf-8")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-
-
-def written(args: argparse.Namespace, runs: list[SuiteRun]) -> int:
-    if args.command == "page":
-        args.out.write_text(page(runs), "utf-8")
-    elif args.command == "keep":
-        args.out.write_text(kept(runs), "utf-8")
-    elif args.readme is None:
-        print(table(runs), end="")
-    else:
-        text = args.readme.read_text("utf-8")
-        if not MARKED.search(text):
-            print(f"{args.readme} has no <!-- scorecard --> and <!-- end scorecard -->.", file=sys.stderr)
-            return 1
-        args.readme.write_text(filled(text, runs), "utf-8")
+    print(verdict(runs))
     return 0
 
 

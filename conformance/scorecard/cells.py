@@ -1,7 +1,6 @@
-"""A cell has the results of the tests of a row, or of a part of it, in one run. A run has a state and a verdict.
+"""A cell has the results of the tests of a row in one run. A run has a state and a verdict.
 
-A file of one run (``pytest --scorecard=FILE``) names every test. ``kept`` makes a file of several runs,
-``{"runs": [...]}``, without the names of the tests that passed. ``load`` reads both.
+``pytest --scorecard=FILE`` writes a file for a run, and ``load`` reads such files.
 """
 
 from __future__ import annotations
@@ -21,34 +20,38 @@ CONFORMANT, NOT_RUN = "conformant", "not run"
 # The outcomes that make a run not conformant, the worst first, in the words of a count.
 SAID = {FAILED: "failed", EXPECTED: "expected to fail", SKIPPED: "skipped", LEFT_OUT: "left out"}
 ABOUT = ("release", "flavour", "mlx-lm", "mlx", "device", "python")
+# The outcome of each test by its id, with its reason and the examples and tokens that it checked.
+Results = dict[str, dict[str, Any]]
 
 
 @dataclass
 class Cell:
-    passed: int = 0
-    examples: int = 0
-    tokens: int = 0
-    # The tests that did not pass, by outcome and reason.
-    why: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    results: Results = field(default_factory=dict)
 
-    def add(self, test: str, result: dict[str, Any]) -> None:
-        self.examples += result.get("examples", 0)
-        self.tokens += result.get("tokens", 0)
-        if result["outcome"] == PASSED:
-            self.passed += 1
-        else:
-            self.why.setdefault((result["outcome"], result.get("reason", "")), []).append(test)
+    def total(self, name: str) -> int:
+        """The sum of the examples or of the tokens."""
+        return sum(result.get(name, 0) for result in self.results.values())
 
     @property
     def counts(self) -> Counter[str]:
-        found = Counter({PASSED: self.passed} if self.passed else {})
-        for (outcome, _), tests in self.why.items():
-            found[outcome] += len(tests)
+        return Counter(result["outcome"] for result in self.results.values())
+
+    @property
+    def why(self) -> dict[tuple[str, str], list[str]]:
+        """The tests that did not pass, by outcome and reason."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for test, result in self.results.items():
+            if result["outcome"] != PASSED:
+                found.setdefault((result["outcome"], result.get("reason", "")), []).append(test)
         return found
 
     @property
+    def passed(self) -> int:
+        return self.counts[PASSED]
+
+    @property
     def tests(self) -> int:
-        return sum(self.counts.values())
+        return len(self.results)
 
     @property
     def run(self) -> int:
@@ -65,39 +68,27 @@ class Cell:
     @property
     def said(self) -> str:
         """The counts of its tests by outcome, in words."""
-        counts = self.counts
-        others = [f"{counts[outcome]:,} {word}" for outcome, word in SAID.items() if counts[outcome]]
+        others = [f"{self.counts[outcome]:,} {word}" for outcome, word in SAID.items() if self.counts[outcome]]
         if not others:
             return f"{self.passed:,}" if self.run else NOT_RUN
         return ", ".join([f"{self.passed:,} of {self.tests:,}", *others])
 
 
 def joined(cells: Iterable[Cell]) -> Cell:
-    total = Cell()
-    for cell in cells:
-        total.passed += cell.passed
-        total.examples += cell.examples
-        total.tokens += cell.tokens
-        for key, tests in cell.why.items():
-            total.why[key] = total.why.get(key, []) + tests
-    return total
-
-
-# The parts of each row.
-Rows = dict[str, dict[str, Cell]]
+    return Cell({test: result for cell in cells for test, result in cell.results.items()})
 
 
 @dataclass
 class SuiteRun:
     about: dict[str, str]
-    rows: Rows
+    rows: dict[str, Results]
 
     @property
     def name(self) -> str:
         return f"{self.about['release']} {self.about['flavour']}"
 
     def cell(self, row: str) -> Cell:
-        return joined(self.rows.get(row, {}).values())
+        return Cell(self.rows.get(row, {}))
 
     @property
     def cells(self) -> dict[str, Cell]:
@@ -111,9 +102,7 @@ class SuiteRun:
     def state(self) -> str:
         """The state of the whole run. It is conformant only if every row has tests and all of them passed."""
         state = self.total.state
-        if state != CONFORMANT:
-            return state
-        return NOT_RUN if self.empty else CONFORMANT
+        return NOT_RUN if state == CONFORMANT and self.empty else state
 
     @property
     def empty(self) -> list[str]:
@@ -122,59 +111,42 @@ class SuiteRun:
         return [name for name in asked if not self.cell(name).run]
 
     @property
-    def kinds(self) -> Counter[str]:
-        """The expected failures, counted by kind: no such API, wrong, refused."""
-        found = Counter[str]()
-        for word in KINDS.values():
-            found[word] = 0
-        for (outcome, reason), tests in self.total.why.items():
-            if outcome == EXPECTED and kind(reason):
-                found[kind(reason)] += len(tests)
-        return +found
-
-    @property
     def verdict(self) -> str:
         if self.state == CONFORMANT:
             return CONFORMANT
-        counts = self.total.counts
-        said = [f"{counts[outcome]:,} {word}" for outcome, word in SAID.items() if counts[outcome]]
-        if kinds := self.kinds:
-            told = ", ".join(f"{n:,} {word}" for word, n in kinds.items())
-            said = [f"{one} ({told})" if one.endswith(SAID[EXPECTED]) else one for one in said]
+        total = self.total
+        said = [f"{total.counts[outcome]:,} {word}" for outcome, word in SAID.items() if total.counts[outcome]]
+        # The expected failures by kind: no such API, wrong, refused.
+        kinds = Counter(
+            kind(reason) for (outcome, reason), tests in total.why.items() if outcome == EXPECTED for _ in tests
+        )
+        if told := [f"{kinds[word]:,} {word}" for word in dict.fromkeys(KINDS.values()) if kinds[word]]:
+            said = [f"{one} ({', '.join(told)})" if one.endswith(SAID[EXPECTED]) else one for one in said]
         if self.empty:
             said.append(f"no test of {self.empty[0] if len(self.empty) == 1 else f'{len(self.empty)} rows'}")
         return ", ".join(said)
 
 
-def read(run: dict[str, Any], where: Path) -> SuiteRun:
+def read(path: Path) -> SuiteRun:
     """Read a run.
 
     Raises:
         ValueError: if the run is only a part of the suite, or has rows that no longer exist.
     """
+    run = json.loads(path.read_text("utf-8"))
     if not run["whole"]:
-        raise ValueError(f"{where} is of a run with paths, a part of the suite: leave them out.")
+        raise ValueError(f"{path} is of a run with paths, a part of the suite: leave them out.")
     unknown = sorted(set(run["rows"]) - {row.name for row in ROWS})
     if unknown:
-        raise ValueError(f"{where} has the rows {', '.join(unknown)}, which are gone: run the suite again.")
-    rows: Rows = {}
-    for name, tests in run["rows"].items():
-        cells = rows.setdefault(name, {})
-        if "kept" in run:
-            for part, cell in tests.items():
-                why = {(outcome, reason): list(ids) for outcome, reason, ids in cell["why"]}
-                cells[part] = Cell(cell["passed"], cell["examples"], cell["tokens"], why)
-        else:
-            for test, result in tests.items():
-                cells.setdefault(result["part"], Cell()).add(test, result)
-    return SuiteRun({name: run[name] for name in ABOUT}, rows)
+        raise ValueError(f"{path} has the rows {', '.join(unknown)}, which are gone: run the suite again.")
+    return SuiteRun({name: run[name] for name in ABOUT}, run["rows"])
 
 
-def updated(rows: Rows, newer: Rows) -> Rows:
-    """The newer rows, and the parts of the older rows that only the older run has."""
+def updated(rows: dict[str, Results], newer: dict[str, Results]) -> dict[str, Results]:
+    """The newer rows, and the tests of the older rows that only the older run ran."""
 
-    def ran(parts: dict[str, Cell]) -> dict[str, Cell]:
-        return {part: cell for part, cell in parts.items() if cell.run}
+    def ran(results: Results) -> Results:
+        return {test: result for test, result in results.items() if result["outcome"] != LEFT_OUT}
 
     return {row: newer.get(row, {}) | ran(rows.get(row, {})) | ran(newer.get(row, {})) for row in {**rows, **newer}}
 
@@ -182,17 +154,15 @@ def updated(rows: Rows, newer: Rows) -> Rows:
 def load(paths: Sequence[Path]) -> list[SuiteRun]:
     """The runs of these files. A later run replaces one of the same release, flavour, mlx and device.
 
-    If both have the same series, the parts that the later one left out are kept: two environments make one run.
+    If both have the same series, the tests that the later one left out are kept: two environments make one run.
     """
     found: dict[tuple[str, ...], SuiteRun] = {}
     for path in paths:
-        held = json.loads(path.read_text("utf-8"))
-        for one in held.get("runs", [held]):
-            run = read(one, path)
-            key = tuple(run.about[name] for name in ("release", "flavour", "mlx", "device"))
-            if key in found and found[key].about == run.about:
-                run.rows = updated(found[key].rows, run.rows)
-            found[key] = run
+        run = read(path)
+        key = tuple(run.about[name] for name in ("release", "flavour", "mlx", "device"))
+        if key in found and found[key].about == run.about:
+            run.rows = updated(found[key].rows, run.rows)
+        found[key] = run
     return sorted(found.values(), key=order)
 
 
@@ -212,23 +182,3 @@ def names(runs: Sequence[SuiteRun]) -> list[str]:
     for more in ([f"mlx {run.about['mlx']}" for run in runs], [run.about["device"] for run in runs]):
         found = [f"{n}, {m}" if found.count(n) > 1 else n for n, m in zip(found, more, strict=True)]
     return found
-
-
-def kept(runs: Sequence[SuiteRun]) -> str:
-    """The text of a file of several runs."""
-
-    def cell(one: Cell) -> dict[str, Any]:
-        why = [[outcome, reason, tests] for (outcome, reason), tests in one.why.items()]
-        return {"passed": one.passed, "examples": one.examples, "tokens": one.tokens, "why": why}
-
-    def shown(run: SuiteRun) -> dict[str, Any]:
-        rows = {name: {part: cell(one) for part, one in parts.items()} for name, parts in run.rows.items()}
-        return run.about | {"kept": True, "whole": True, "rows": rows}
-
-    # One line for each row of a run, so that a diff is readable.
-    lines = []
-    for run in map(shown, runs):
-        head = json.dumps({name: value for name, value in run.items() if name != "rows"}, ensure_ascii=False)
-        rows = ",\n".join(f"  {json.dumps(n)}: {json.dumps(v, ensure_ascii=False)}" for n, v in run["rows"].items())
-        lines.append(f'{head[:-1]}, "rows": {{\n{rows}\n}}}}')
-    return '{"runs": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -13,7 +13,7 @@ import pytest
 
 from conformance import ROOT
 from conformance.scorecard.cells import EXPECTED, FAILED, LEFT_OUT, PASSED, SKIPPED
-from conformance.scorecard.rows import ROWS, Row, find, part
+from conformance.scorecard.rows import ROWS, Row, find
 from conformance.testing.tally import TALLY
 
 
@@ -130,7 +130,7 @@ class Plugin:
         named = {row.name: row for row in self.rows}
         for test, result in sorted(self.tests.items()):
             row = named[self.row[test]] if test in self.row else find(test, rows=self.rows)
-            rows.setdefault(row.name, {})[test] = {"part": part(row, test)} | result
+            rows.setdefault(row.name, {})[test] = result
         # A run with paths does not collect the other files.
         whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
         self.path.parent.mkdir(parents=True, exist_ok=True)

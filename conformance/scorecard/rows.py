@@ -6,10 +6,8 @@ row of the planted faults. Every other test belongs to the row of its folder.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 HERE = "conformance/"
 THE_SUITE, THIS_REPOSITORY = "the suite itself", "this repository"
@@ -22,8 +20,6 @@ class Row:
     folder: str
     group: str
     about: str
-    # Finds the name of the part in the parameters of a test. Without it each file is a part.
-    part: str = ""
 
 
 ROWS = (
@@ -32,7 +28,6 @@ ROWS = (
         "caches",
         "caches",
         "random programs on each kind of cache, against a list of its rows",
-        r"\[(.*)\]",
     ),
     Row("C1 snapshot", "contracts/c1_snapshot", "contracts", "a restored cache is what it was"),
     Row(
@@ -79,7 +74,6 @@ ROWS = (
         "architectures",
         "architectures",
         "each model file runs, drafts, rejects and goes on",
-        r"\[(.*?)(?:-short|-past the window)?\]",
     ),
     Row("commands", "commands", "entry points", "every option arrives where it acts"),
     Row("chat", "chat", "entry points", "mlx_lm.chat in a terminal"),
@@ -116,9 +110,3 @@ def find(test: str, mark: str = "", rows: Sequence[Row] = ROWS) -> Row:
         f"{test} falls in {f'the rows {names}' if found else 'no row'}: its folder or a mark has to be that of one row "
         "of conformance/scorecard/rows.py."
     )
-
-
-def part(row: Row, test: str) -> str:
-    """The part of its row that a test belongs to."""
-    found = re.search(row.part + "$", test, re.DOTALL) if row.part else None
-    return found[1] if found else Path(test.split("::")[0]).stem.removeprefix("test_")

@@ -1,10 +1,14 @@
-"""The Markdown table of docs/releases.md, between markers: the default release by contract, patched and stock."""
+"""The results of runs in Markdown: the table of docs/releases.md, and a page with every run, row and reason.
+
+The table stands between markers, and has the default release by contract, patched and stock.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from conformance.expectations.files import kind
 from conformance.scorecard.cells import (
@@ -73,7 +77,7 @@ def shown(cell: Cell, tests: int) -> str:
 
 
 def newest(runs: Sequence[SuiteRun]) -> list[SuiteRun]:
-    """The run with the newest mlx for each release, flavour and device. The page shows the others."""
+    """The run with the newest mlx for each release, flavour and device. The page shows the others too."""
     found: dict[tuple[str, ...], SuiteRun] = {}
     for run in runs:
         found.setdefault(tuple(run.about[name] for name in ("release", "flavour", "device")), run)
@@ -97,22 +101,39 @@ def about(run: SuiteRun, name: str) -> str:
     where = f"- {name}: mlx-lm {facts['mlx-lm']}, mlx {facts['mlx']}, {facts['device']}."
     if facts["flavour"] != "patched":
         return where
-    counted = f"{total.examples:,} examples and {total.tokens:,} tokens"
+    counted = f"{total.total('examples'):,} examples and {total.total('tokens'):,} tokens"
     return f"{where} **{run.verdict}**: {total.passed:,} of {total.tests:,} tests pass, with {counted}."
+
+
+def verdict(runs: Sequence[SuiteRun]) -> str:
+    """What is wrong, in one line, or that nothing is: with the series nothing fails, and without it what is said."""
+    wrong = [
+        f"{name} has {cell.counts[FAILED]:,} failed of {row}"
+        for run, name in zip(runs, names(runs), strict=True)
+        for row, cell in run.cells.items()
+        if cell.counts[FAILED]
+    ]
+    if wrong:
+        return f"**Something is wrong**: {'; '.join(wrong)}."
+    return f"**Nothing is wrong**: no test fails in {', '.join(names(runs))} but those that are expected to."
+
+
+def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *lines])
 
 
 def table(runs: Sequence[SuiteRun], release: str = DEFAULT) -> str:
     """The table of a release, a line on each of its runs, and why tests of the patched ones do not pass."""
     runs = [run for run in newest(runs) if run.about["release"] == release]
     if not runs:
-        return f"No run of {release} is kept in docs/scorecard.json yet.\n"
+        return f"There is no run of {release} yet.\n"
     heads, patched = names(runs), [run for run in runs if run.about["flavour"] == "patched"]
-    lines = [["Contract", "What it says", *heads], ["---"] * (len(runs) + 2)]
+    lines = []
     for name, what, rows in groups():
         cells = [cell_of(run, rows) for run in runs]
         asked = max((cell_of(run, rows).tests for run in patched), default=0)
         lines.append([name, what, *(shown(cell, asked or cell.tests) for cell in cells)])
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n"
+    text = f"{verdict(runs)}\n\n{grid(['Contract', 'What it says', *heads], lines)}\n"
     text += "\n".join(about(run, name) for run, name in zip(runs, heads, strict=True)) + "\n"
     reasons = {(outcome, short(reason)): None for run in patched for outcome, reason in run.total.why if reason}
     return text + "".join(f"- With the series, {SAID[outcome]}: {reason}\n" for outcome, reason in reasons)
@@ -121,3 +142,24 @@ def table(runs: Sequence[SuiteRun], release: str = DEFAULT) -> str:
 def filled(text: str, runs: Sequence[SuiteRun]) -> str:
     """A document with the table of these runs between its markers."""
     return MARKED.sub(lambda found: found[1] + table(runs) + found[2], text)
+
+
+def page(runs: Sequence[SuiteRun]) -> str:
+    """Every run, row and reason: first what is wrong, then the rows, then the tests that did not pass."""
+    cells = [[run.cell(row.name) for run in runs] for row in ROWS]
+    lines = [
+        [row.name, row.about, *(f"{LIGHTS.get(cell.state, '—')} {cell.said}" for cell in of)]
+        for row, of in zip(ROWS, cells, strict=True)
+    ]
+    text = f"# The scorecard\n\n{verdict(runs)}\n\n{grid(['Row', 'What it says', *names(runs)], lines)}"
+    for run, name in zip(runs, names(runs), strict=True):
+        text += f"\n## {name}\n\n{about(run, name)}\n\n"
+        text += "".join(f"{line}\n" for row, cell in run.cells.items() for line in reasons(row, cell))
+    return text
+
+
+def reasons(row: str, cell: Cell) -> Iterable[str]:
+    """A line for each reason why tests of a row did not pass, with these tests folded in."""
+    for (outcome, reason), tests in cell.why.items():
+        said = f"{row}: {len(tests):,} {SAID[outcome]}. {escape(reason)}"
+        yield f"<details><summary>{said}</summary><pre>{escape(chr(10).join(tests))}</pre></details>"

@@ -25,14 +25,12 @@ from conformance.scorecard.cells import (
     SAID,
     SKIPPED,
     SuiteRun,
-    kept,
     load,
     names,
 )
-from conformance.scorecard.page import page
 from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY
-from conformance.scorecard.table import filled, table
-from conformance.series.patches import DEFAULT, RELEASES
+from conformance.scorecard.table import filled, groups, page, table, verdict
+from conformance.series.patches import DEFAULT
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
@@ -46,7 +44,7 @@ def green(**outcomes: str) -> dict[str, Any]:
     about = {"release": DEFAULT, "flavour": "patched", "mlx-lm": f"{DEFAULT}+lookup.9", "mlx": "0.9", "python": "3.11"}
     rows: dict[str, Any] = {}
     for row in ROWS:
-        rows[row.name] = {f"{row.name}::{i}": {"part": str(i), "outcome": "passed", "tokens": 5} for i in range(2)}
+        rows[row.name] = {f"{row.name}::{i}": {"outcome": "passed", "tokens": 5} for i in range(2)}
         outcome = outcomes.get(row.name.split()[0])
         if outcome == "gone":
             del rows[row.name]
@@ -72,7 +70,7 @@ def test_conformant_is_where_every_row_passed(tmp_path: Path) -> None:
     (run,) = loaded(tmp_path, green())
     assert (run.verdict, run.state) == (CONFORMANT, CONFORMANT)
     assert {cell.state for cell in run.cells.values()} == {CONFORMANT}
-    assert (run.total.tests, run.total.tokens) == (2 * len(ROWS), 10 * len(ROWS))
+    assert (run.total.tests, run.total.total("tokens")) == (2 * len(ROWS), 10 * len(ROWS))
 
 
 def test_conformant_does_not_need_the_scripts_and_the_suite_itself(tmp_path: Path) -> None:
@@ -97,12 +95,12 @@ def test_one_test_withholds_the_word(tmp_path: Path, outcome: str, state: str, v
     assert line(runs, "C5 processors") == [light]
     assert line(runs, "C4 parity") == ["🟢 all 2 pass"]
     assert f"**{CONFORMANT}**" not in table(runs)
-    assert f"</b> {CONFORMANT}</span>" not in page(runs)
+    assert f"**{CONFORMANT}**" not in page(runs)
     if outcome != "gone":
         note = REASON.removesuffix(" And more.").replace("<", "&lt;")
         assert f"\n- With the series, {SAID[outcome]}: {note}\n" in table(runs)
         assert escape(REASON) in page(runs)
-        assert "<code>C5 processors::1</code>" in page(runs)
+        assert "<pre>C5 processors::1</pre>" in page(runs)
 
 
 def test_the_worst_outcome_is_shown(tmp_path: Path) -> None:
@@ -114,7 +112,7 @@ def test_the_worst_outcome_is_shown(tmp_path: Path) -> None:
 
 def test_a_part_of_the_suite_is_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "part.json").write_text(json.dumps(green() | {"whole": False}))
-    assert main(["table", str(tmp_path / "part.json")]) == 1
+    assert main([str(tmp_path / "part.json")]) == 1
     assert "a part of the suite" in capsys.readouterr().err
 
 
@@ -126,32 +124,17 @@ def test_rows_of_yesterday_are_found(tmp_path: Path) -> None:
         loaded(tmp_path, run)
 
 
-def test_what_is_kept_gives_the_same_table_and_page(tmp_path: Path) -> None:
-    runs = loaded(tmp_path, green(C1=EXPECTED), green() | {"flavour": "stock"}, green() | {"release": "9.10.0"})
-    (tmp_path / "kept.json").write_text(kept(runs))
-    again = load([tmp_path / "kept.json"])
-    assert [run.name for run in again] == ["9.10.0 patched", f"{DEFAULT} patched", f"{DEFAULT} stock"]
-    assert (table(again), page(again)) == (table(runs), page(runs))
-    newer = tmp_path / "newer.json"
-    newer.write_text(json.dumps(green()))
-    assert [run.verdict for run in load([tmp_path / "kept.json", newer])] == [CONFORMANT] * 3
-
-
 def test_two_environments_make_a_run(tmp_path: Path) -> None:
-    """Two runs with parts of the rows make one run. With another series, only the later run counts."""
+    """Two runs with parts of the tests make one run. With another series, only the later run counts."""
     first, second = green(C3=FAILED, C4="left out", verdicts="gone"), green(C3=LEFT_OUT)
-    first["rows"]["C5 processors"] = {"a": {"part": "a", "outcome": "passed"}}
-    second["rows"] = {
-        name: {test: one | {"outcome": LEFT_OUT} for test, one in tests.items()} if name == "surface" else tests
-        for name, tests in second["rows"].items()
-    }
+    first["rows"]["C5 processors"] = {"a": {"outcome": "passed"}}
+    for result in second["rows"]["surface"].values():
+        result["outcome"] = LEFT_OUT
     (run,) = loaded(tmp_path, first, second)
     assert (run.cell("C4 parity").said, run.cell("verdicts").said, run.cell("surface").said) == ("2", "2", "2")
     assert (run.cell("C5 processors").said, run.cell("C3 exits").said) == ("3", "1 of 2, 1 failed")
     # Tests that neither ran count as left out by the later run.
-    both = [
-        green() | {"rows": {"surface": {n: {"part": n, "outcome": LEFT_OUT} for n in left}}} for left in ("ab", "bcd")
-    ]
+    both = [green() | {"rows": {"surface": {n: {"outcome": LEFT_OUT} for n in left}}} for left in ("ab", "bcd")]
     (run,) = loaded(tmp_path, *both)
     assert run.cell("surface").said == "0 of 3, 3 left out"
     (run,) = loaded(tmp_path, first | {"mlx-lm": f"{DEFAULT}+lookup.8"}, second)
@@ -167,13 +150,13 @@ def test_runs_of_one_release_are_told_apart(tmp_path: Path) -> None:
 def test_the_table_has_the_newest_mlx_of_the_default_release_and_the_page_the_others_too(tmp_path: Path) -> None:
     older = [green() | {"mlx": "0.8"}, green() | {"release": "0.1.0"}]
     runs = loaded(tmp_path, *older, green() | {"mlx": "0.10"}, green() | {"flavour": "x"})
-    head, *_ = table(runs).splitlines()
+    _, _, head, *_ = table(runs).splitlines()
     assert head == f"| Contract | What it says | {DEFAULT} patched | {DEFAULT} x |"
     assert "mlx 0.10," in table(runs)
     assert not re.search(r"mlx 0\.8|0\.1\.0", table(runs))
     assert f"{DEFAULT} patched, mlx 0.8" in page(runs)
     assert "0.1.0 patched" in page(runs)
-    assert "No run of 0.0.1 is kept" in table(runs, "0.0.1")
+    assert "There is no run of 0.0.1 yet" in table(runs, "0.0.1")
 
 
 def test_the_table_has_the_contracts_and_a_line_of_all_else(tmp_path: Path) -> None:
@@ -206,62 +189,46 @@ NO_API, WRONG, REFUSED = "No such API: it has no snap.", "Wrong: a token short."
 def test_both_columns_count_the_same_tests(tmp_path: Path, stock: list[tuple[str, str]], cell: str) -> None:
     """A file that a stock release cannot import is one test there, whatever it holds."""
     one, other = green(), green() | {"flavour": "stock"}
-    one["rows"]["C4 parity"] = {str(i): {"part": "a", "outcome": "passed"} for i in range(4)}
+    one["rows"]["C4 parity"] = {str(i): {"outcome": "passed"} for i in range(4)}
     other["rows"]["C4 parity"] = {
-        str(i): {"part": "a", "outcome": outcome, "reason": reason} for i, (outcome, reason) in enumerate(stock)
+        str(i): {"outcome": outcome, "reason": reason} for i, (outcome, reason) in enumerate(stock)
     }
     assert line(loaded(tmp_path, one, other), "C4 parity") == ["🟢 all 4 pass", cell]
 
 
-def test_the_page_needs_no_network(tmp_path: Path) -> None:
-    text = page(loaded(tmp_path, green(server=FAILED)))
-    for word in ("http:", "https:", "src=", "<link", "@import", "url(", "<script"):
-        assert word not in text
-    assert 'name="viewport"' in text
+@pytest.mark.planted
+def test_what_is_wrong_comes_first(tmp_path: Path) -> None:
+    stock = green(C1=EXPECTED, C9=SKIPPED) | {"flavour": "stock"}
+    right = loaded(tmp_path, green(), stock)
+    assert verdict(right).startswith(f"**Nothing is wrong**: no test fails in {DEFAULT} patched, {DEFAULT} stock but")
+    wrong = loaded(tmp_path, green(surface=FAILED), stock)
+    assert verdict(wrong) == f"**Something is wrong**: {DEFAULT} patched has 1 failed of surface."
+    for runs in (right, wrong):
+        assert table(runs).splitlines()[0] == page(runs).splitlines()[2] == verdict(runs)
 
 
 MARKERS = "a\n<!-- scorecard -->\n<!-- end scorecard -->\nb\n"
 
 
-def test_the_page_opens_with_a_sentence_a_release() -> None:
-    text = page(load([ROOT / "docs" / "scorecard.json"]))
-    for release in RELEASES:
-        sentence = text.index(f"<p><b>{release}</b> patched: ")
-        assert text.index("<h1>") < sentence < text.index("<h2>The rows</h2>") < text.index('id="cards"')
-        assert "; stock: " in text[sentence : text.index("</p>", sentence)]
-
-
-def test_the_page_says_what_differs_between_the_columns_of_a_release(tmp_path: Path) -> None:
-    total = 2 * len(ROWS)
-    assert f"patched: {total} of {total} tests passed, every row is green. <" in page(loaded(tmp_path, green()))
-    stock = green(C1=EXPECTED, C3=EXPECTED, C9="gone") | {"flavour": "stock"}
-    older = green(C4=SKIPPED, C5="gone") | {"mlx": "0.8"}
-    text = page(loaded(tmp_path, green(), stock, older))
-    several = len(ROWS) - 2
-    assert f"2 of the {several} rows that all columns ran are green only with the series." in text
-    assert "Another mlx or device changes the colour of C4 parity (patched)." in text
-    assert "changes the colour of no row." in page(loaded(tmp_path, green(), green() | {"mlx": "0.8"}))
-
-
 @pytest.mark.planted
-def test_a_stale_table_is_found(tmp_path: Path) -> None:
-    readme, before, after = tmp_path / "README.md", tmp_path / "0.json", loaded(tmp_path, green(C9=SKIPPED))
+def test_a_stale_table_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme, shown, run = tmp_path / "README.md", tmp_path / "page.md", tmp_path / "0.json"
+    after = loaded(tmp_path, green(C9=SKIPPED))
     readme.write_text(MARKERS)
-    assert main(["table", str(before), "--readme", str(readme)]) == 0
+    assert main([str(run), "--readme", str(readme), "--page", str(shown)]) == 0
+    assert capsys.readouterr().out == f"{verdict(after)}\n"
+    assert shown.read_text() == page(after)
     text = readme.read_text()
     assert "1 skipped" in text
     assert filled(text, after) == text
     assert filled(text, loaded(tmp_path, green())) != text
+    readme.write_text("no markers")
+    assert main([str(run), "--readme", str(readme)]) == 1
 
 
-def test_the_documents_show_the_runs_that_are_kept() -> None:
-    runs = load([ROOT / "docs" / "scorecard.json"])
-    text, html = (ROOT / "docs" / "releases.md").read_text("utf-8"), ROOT / "docs" / "scorecard.html"
-    assert text.count("<!-- scorecard -->") == 1
-    assert filled(text, runs) == text, (
-        "run: python -m conformance.scorecard table docs/scorecard.json --readme docs/releases.md"
-    )
-    if html.exists():
-        assert page(runs) == html.read_text("utf-8"), (
-            "run: python -m conformance.scorecard page docs/scorecard.json ..."
-        )
+def test_the_document_has_a_line_of_each_contract() -> None:
+    text = (ROOT / "docs" / "releases.md").read_text("utf-8")
+    (found,) = re.findall(r"<!-- scorecard -->\n(.*?)<!-- end scorecard -->", text, re.DOTALL)
+    assert found.startswith(("**Nothing is wrong**: ", "**Something is wrong**: "))
+    lines = [line.strip("| ").split(" | ")[:2] for line in found.splitlines() if line.startswith("| ")]
+    assert lines[2:] == [[name, what] for name, what, _ in groups()]

@@ -33,7 +33,7 @@ from conformance.expectations.plugin import Plugin as Expectations
 from conformance.scorecard.plugin import Plugin
 from conformance.scorecard.rows import Row
 
-ROWS = (Row("import", "test_broken.py", "", ""), *(Row(name, "", "", "", r"\\\\[(.*)\\\\]") for name in NAMES))
+ROWS = (Row("import", "test_broken.py", "", ""), *(Row(name, "", "", "") for name in NAMES))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
@@ -103,7 +103,7 @@ NAMES = ["passes", "fails", "expected", "unexpected", "skipped", "marked", "setu
 
 def outcomes(folder: Path, *arguments: str, names: Sequence[str] = NAMES) -> tuple[str, dict[str, Any]]:
     """Run these tests without plugins that start slowly. Returns the output, and the rows of the file."""
-    (folder / "conftest.py").write_text(f"NAMES = {list(names)}\n{CONFTEST}".replace("\\\\", "\\"))
+    (folder / "conftest.py").write_text(f"NAMES = {list(names)}\n{CONFTEST}")
     (folder / "test_some.py").write_text(TESTS)
     (folder / "test_broken.py").write_text("import nothing_like_it\n")
     (folder / "expected.txt").write_text(EXPECTATIONS)
@@ -143,7 +143,6 @@ def test_each_outcome_and_its_reason(tmp_path: Path, how: list[str]) -> None:
         "other": [(LEFT_OUT, [])],
         # "here" is about the repository, so leaving it out does not count for a release.
     }
-    assert [test["part"] for test in card["rows"]["passes"].values()] == ["0", "1", "2"]
     assert {test["tokens"] for test in card["rows"]["passes"].values()} == {7}
     assert [test.get("examples") for test in card["rows"]["expected"].values()] == [2]
 

@@ -110,12 +110,14 @@ def test_a_path_with_spaces_is_one_word_of_a_command_of_tox(clone: Clone) -> Non
 
 
 def test_the_suite_finds_its_tests_in_a_path_with_spaces(clone: Clone) -> None:
+    # All tests would take as long again to collect.
+    others = shutil.ignore_patterns("__pycache__", "test_[!s]*.py", "test_s[!u]*.py")
     for name in ("conformance", "docs"):
-        shutil.copytree(ROOT / name, clone.root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, clone.root / name, ignore=others)
     (command,) = (words for words in tox_commands(clone, "patched") if "pytest" in words)
     collect = [sys.executable, *command[1:], "--numprocesses=0", "--collect-only", "-q", "-k", "test_surface"]
     done = subprocess.run(collect, cwd=clone.root, capture_output=True, text=True)
-    assert re.search(r"\d+/\d+ tests collected", done.stdout), done.stdout + done.stderr
+    assert re.search(r"\d+(/\d+)? tests collected", done.stdout), done.stdout + done.stderr
 
 
 def test_second_run_does_nothing_and_a_fresh_one_gives_the_same_commit(clone: Clone) -> None:

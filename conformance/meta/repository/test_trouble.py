@@ -100,7 +100,7 @@ def stand_in_for_tox(clone: Clone, text: str) -> None:
 @pytest.fixture
 def older(clone: Clone) -> Path:
     """The result of an older run of the suite."""
-    file = clone.root / ".tox" / "scorecards" / "older.json"
+    file = clone.root / ".tox" / "scorecards" / "stock.json"
     file.parent.mkdir(parents=True)
     file.write_text("{}")
     os.utime(file, (0, 0))
@@ -110,7 +110,6 @@ def older(clone: Clone) -> Path:
 def test_a_scorecard_without_a_run_writes_nothing(clone: Clone, older: Path) -> None:
     """tox knows no such environment. An older run is there, which is not to be taken for its result."""
     stand_in_for_tox(clone, 'echo "no such environment" >&2\nexit 254\n')
-    assert "docs" not in os.listdir(clone.root)
     before = clone.state()
     done = clone.run("scorecard.sh", "nosuch")
     assert done.returncode == 1
@@ -118,12 +117,13 @@ def test_a_scorecard_without_a_run_writes_nothing(clone: Clone, older: Path) -> 
     assert clone.state() == before
 
 
-def test_a_scorecard_takes_the_result_of_this_run_only(clone: Clone, older: Path, tmp_path: Path) -> None:
-    stand_in_for_tox(clone, "sleep 0.1\ntouch .tox/scorecards/newer.json\nexit 1\n")
-    done = clone.run("scorecard.sh", "newer", PYTHON=str(script(tmp_path / "python", 'echo "$@"\n')))
+def test_a_scorecard_shows_this_run_beside_the_older_ones(clone: Clone, older: Path, tmp_path: Path) -> None:
+    """What a stage or a model left is no run of the whole suite."""
+    stand_in_for_tox(clone, "sleep 0.1\ncd .tox/scorecards\ntouch patched.json stage.json smollm2.json\nexit 1\n")
+    done = clone.run("scorecard.sh", "patched", PYTHON=str(script(tmp_path / "python", 'echo "$@"\n')))
     assert done.returncode == 1
-    assert " keep docs/scorecard.json .tox/scorecards/newer.json --out docs/scorecard.json" in done.stdout
-    assert older.name not in done.stdout
+    results = [f".tox/scorecards/{name}.json" for name in ("patched", "stock")]
+    assert f"-m conformance.scorecard {' '.join(results)} --page .tox/scorecards/README.md --readme" in done.stdout
 
 
 def test_what_a_script_says_comes_after_what_tox_says(clone: Clone) -> None:
