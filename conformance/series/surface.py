@@ -1,10 +1,8 @@
 """List what a release of mlx-lm has that the suite does not know. It reads the source and imports nothing.
 
 python -m conformance.series.surface TREE [OLD]
-    prints a sentence for each new cache class, model file, option and signature; with OLD, also the changes since that
-    tree in caches, generate and server
-python -m conformance.series.surface --record
-    writes the options and signatures of all pinned releases into surface.json
+    prints a sentence for each new cache class and model file; with OLD, the release that the series is made for, also
+    for each new option and changed signature, and for each file of caches, generate and server that changed
 """
 
 from __future__ import annotations
@@ -13,20 +11,31 @@ import argparse
 import ast
 import copy
 import json
+import re
 import sys
-import tempfile
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from conformance import ROOT
-from conformance.series.patches import RELEASES, commits, unpack
+from conformance.series.patches import PATCHES
 
-RECORD = Path(__file__).with_name("surface.json")
 MODELS = "mlx_lm/models/"
-# Methods of every cache. The series and the suite use them, whether a patch changes them or not.
-CACHE_API = "mlx_lm/models/cache.py:_BaseCache."
+# The kind of conformance/testing/caches/machines.py that holds a cache, or a sentence where it is none of a layer.
+CACHES = {
+    "mlx_lm/models/cache.py:ArraysCache": "arrays",
+    "mlx_lm/models/cache.py:BatchKVCache": "batch",
+    "mlx_lm/models/cache.py:BatchRotatingKVCache": "batch rotating",
+    "mlx_lm/models/cache.py:CacheList": "list of kv and rotating",
+    "mlx_lm/models/cache.py:ChunkedKVCache": "chunked",
+    "mlx_lm/models/cache.py:ConcatenateKVCache": "concatenate",
+    "mlx_lm/models/cache.py:KVCache": "kv",
+    "mlx_lm/models/cache.py:LRUPromptCache": "It holds the prompt caches of requests.",
+    "mlx_lm/models/cache.py:QuantizedKVCache": "quantized",
+    "mlx_lm/models/cache.py:RotatingKVCache": "rotating",
+    "mlx_lm/models/cache.py:TokenBuffer": "It holds the tokens of a request.",
+    "mlx_lm/models/deepseek_v41.py:LayerCache": "layer",
+}
 # A class with one of these methods may be a cache, whatever its name is.
 CACHE_METHODS = {"is_trimmable", "update_and_fetch", "make_mask"}
 
@@ -36,8 +45,6 @@ SINCE: dict[str, tuple[str, ...]] = {
     "muse_spark_open": ("0.32.1",),
     "prism_hadamard_qwen35": ("0.32.1", "0.32.2"),
 }
-# Functions that nearly every test compares with, whether a patch changes them or not.
-ALWAYS = ("mlx_lm/generate.py:generate_step",)
 # The files that the series and the contracts are about.
 WATCHED = ("mlx_lm/models/cache.py", "mlx_lm/generate.py", "mlx_lm/server.py")
 
@@ -114,16 +121,15 @@ def signature(function: Function) -> str:
     return f"({ast.unparse(arguments)})"
 
 
-def touched(before: Path, after: Path) -> set[str]:
-    """The functions of ``before`` that ``after`` changes or removes."""
-    old, new = functions(before), functions(after)
-    files = {file: (after / file).exists() and _same(before / file, after / file) for file, _ in modules(before)}
-    changed = {name: node for name, node in old.items() if not files[name.split(":")[0]]}
-    return {name for name, node in changed.items() if name not in new or ast.dump(new[name]) != ast.dump(node)}
+@cache
+def touched() -> set[str]:
+    """The files of the release that the series changes. They hold what it builds on."""
+    return {name for patch in PATCHES for name in re.findall(r"^--- a/(mlx_lm/\S+)$", patch.read_text(), re.MULTILINE)}
 
 
-def _same(a: Path, b: Path) -> bool:
-    return a.read_bytes() == b.read_bytes()
+def built_on(tree: Path) -> dict[str, str]:
+    """The signatures of the functions in the files that the series changes."""
+    return {name: signature(node) for name, node in functions(tree).items() if name.split(":")[0] in touched()}
 
 
 def configured() -> set[str]:
@@ -135,53 +141,47 @@ def configured() -> set[str]:
     return set(json.loads((folder / "architectures.json").read_text())) | set(unrunnable)
 
 
-def known() -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(RECORD.read_text())
-    return record
-
-
-def complaints(tree: Path) -> list[str]:
-    """A sentence for each thing that the suite does not know. It says what to record, and where."""
-    record, found = known(), []
-    for one in sorted(caches(tree) - set(record["caches"])):
+def complaints(tree: Path, old: Path | None = None) -> list[str]:
+    """A sentence for each thing that the suite, or the series made for ``old``, does not know, and what to do."""
+    found = []
+    for one in sorted(caches(tree) - set(CACHES)):
         file, name = one.split(":")
         found.append(
             f"{file} has the cache class {name}, which the suite does not know: give it snap and restore in a patch, "
-            'add a kind that holds it to KINDS of conformance/testing/caches/machines.py, and its name to "caches" of '
-            "conformance/series/surface.json."
+            "add a kind that holds it to KINDS of conformance/testing/caches/machines.py, and its name to CACHES of "
+            "conformance/series/surface.py."
         )
     for model in sorted(models(tree) - configured()):
         found.append(
             f"{MODELS}{model}.py is a model without a configuration: add an entry to "
             "conformance/testing/models/architectures.json."
         )
+    if old is None:
+        return found
     unknown: dict[str, list[str]] = defaultdict(list)
-    for option in sorted(options(tree) - set(record["options"])):
+    for option in sorted(options(tree) - options(old)):
         file, name = option.split(":")
         unknown[file].append(name)
     found += [
-        f"{file} has the options {', '.join(names)}, which the suite does not know: see whether they change what is "
-        "decoded or cached (then they need a test), and record them with python -m conformance.series.surface --record."
+        f"{file} has the options {', '.join(names)}, which are new: see whether they change what is decoded or cached. "
+        "Then they need a test."
         for file, names in unknown.items()
     ]
-    there = functions(tree)
-    for name, signatures in record["signatures"].items():
+    there = built_on(tree)
+    for name, before in built_on(old).items():
         file, function = name.split(":")
-        if name in there and (now := signature(there[name])) not in signatures:
-            found.append(
-                f"{function} of {file}, which the series builds on, takes {now} and took {signatures[0]}: see that the "
-                "patches still fit, and record it with python -m conformance.series.surface --record."
-            )
+        if (now := there.get(name, before)) != before:
+            found.append(f"{function} of {file} takes {now} and took {before}: see that the patches still fit.")
     return found
 
 
-def gone(tree: Path) -> list[str]:
+def gone(tree: Path, old: Path | None = None) -> list[str]:
     """A sentence for each thing that the series or the suite needs and the tree lacks."""
-    record, there = known(), functions(tree)
+    there = built_on(tree)
     lost = {
-        "the cache classes": [c.split(":")[1] for c in sorted(set(record["caches"]) - caches(tree))],
+        "the cache classes": [c.split(":")[1] for c in sorted(set(CACHES) - caches(tree))],
         "the models": sorted(configured() - SINCE.keys() - models(tree)),
-        "the functions that the series builds on": [n.split(":")[1] for n in record["signatures"] if n not in there],
+        "the functions": [n.split(":")[1] for n in (built_on(old) if old else ()) if n not in there],
     }
     return [f"It does not have {what} {', '.join(names)}." for what, names in lost.items() if names]
 
@@ -203,44 +203,18 @@ def changes(before: Path, after: Path) -> list[str]:
     return found
 
 
-def record() -> None:
-    """Read the pinned releases, without and with the series. The record of the caches stays as it is."""
-    all_options: set[str] = set()
-    signatures: dict[str, dict[str, None]] = defaultdict(dict)
-    for release in RELEASES:
-        history = commits(release)
-        with tempfile.TemporaryDirectory() as folder:
-            ends = ("stock", history[0]), ("patched", history[-1])
-            trees = [unpack(commit, Path(folder) / name, release) for name, commit in ends]
-            used = touched(*trees) | {*ALWAYS} | {name for name in functions(trees[0]) if name.startswith(CACHE_API)}
-            for tree in trees:
-                all_options |= options(tree)
-                there = functions(tree)
-                for name in used & set(there):
-                    signatures[name][signature(there[name])] = None
-    kept = {name: list(found) for name, found in sorted(signatures.items())}
-    found = {"caches": known()["caches"], "options": sorted(all_options), "signatures": kept}
-    RECORD.write_text(json.dumps(found, indent=2) + "\n")
-
-
 def main() -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m conformance.series.surface", description=__doc__, formatter_class=form
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("tree", nargs="?", type=Path, help="the folder of a release")
-    what.add_argument("--record", action="store_true", help="write surface.json")
-    parser.add_argument("old", nargs="?", type=Path, help="an older one to compare with")
+    parser.add_argument("tree", type=Path, help="the folder of a release")
+    parser.add_argument("old", nargs="?", type=Path, help="the folder of the release that the series is made for")
     args = parser.parse_args()
-    if args.record:
-        record()
-        print(f"recorded in {RECORD.relative_to(ROOT)}")
-        return 0
-    found = complaints(args.tree)
+    found = complaints(args.tree, args.old)
     if args.old is not None:
         print("\n".join(changes(args.old, args.tree)))
-    print("\n".join([*found, *gone(args.tree)] or ["The suite knows all of it."]))
+    print("\n".join([*found, *gone(args.tree, args.old)] or ["The suite knows all of it."]))
     return 1 if found else 0
 
 
