@@ -15,14 +15,14 @@ def missing(error: ImportError) -> str:
     if package == "mlx_lm" and module:
         return f"this mlx-lm has no prompt lookup ({error}): scripts/apply.sh installs one that has."
     if package in ("mlx", "mlx_lm"):
-        return f"{sys.executable} has no mlx: use .venv/bin/python, which scripts/apply.sh makes ({error})."
+        return f"{sys.executable} has no mlx ({error}): scripts/apply.sh makes .venv/bin/python, which has."
     return f"{sys.executable} has no {package}, which this command needs."
 
 
 def _one_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, ImportError) and error.name and not error.name.startswith("conformance"):
         print(f"error: {missing(error)}", file=sys.stderr)
-    else:
+    elif not isinstance(error, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 
 

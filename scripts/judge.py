@@ -70,12 +70,17 @@ def finished(at: Environment, side: str, run: subprocess.Popen[str]) -> dict[str
     return judged
 
 
+def of_patches(said: str) -> list[str]:
+    """The results in the table of port.sh, a patch each."""
+    return re.findall(r"^\S+/\S+ +(clean|merged|conflict|already upstream) ", said, re.MULTILINE)
+
+
 def series_fits(version: str) -> str:
     """What port.sh says of a release that is not pinned, in a sentence. A checkout with a conflict is not kept."""
     checkout = Release(version, "").checkout
     there = checkout.exists()
     done = subprocess.run([sys.executable, ROOT / "scripts" / "port.py", version], capture_output=True, text=True)
-    results = re.findall(r"^\d{4}-\S+ +(clean|merged|conflict|already upstream) ", done.stdout, re.MULTILINE)
+    results = of_patches(done.stdout)
     if done.returncode == 3 and not there:
         shutil.rmtree(checkout)
     if done.returncode not in (0, 3):
@@ -91,7 +96,9 @@ def judged(args: argparse.Namespace) -> int:
     base_name = args.base or releases()[1]
     adapter = str(Path(args.adapter).resolve()) if args.adapter and Path(args.adapter).is_file() else args.adapter
     with alone():
-        sides = [environment(name) for name in (base_name, args.tree)]
+        # The tree first: its name can be wrong.
+        tree_at = environment(args.tree)
+        sides = [environment(base_name), tree_at]
         print(f"asking {args.tree} and {base_name}", flush=True)
         asked = list(zip(sides, SIDES, (args.base_adapter, adapter), strict=True))
         runs = [started(at, side, how, args.only) for at, side, how in asked]

@@ -24,6 +24,8 @@ PATCHES = ROOT / "patches"
 # The patches in order, a line each: the folder of a stage and the file in it.
 SERIES = PATCHES / "series"
 VENV = ROOT / ".venv"
+# What a venv with pip takes, and no more.
+VENV_BYTES = 30_000_000
 
 
 class Refused(Exception):
@@ -38,7 +40,8 @@ def ended(command: Callable[[], int], refused: int = 1) -> int:
         said = str(error)
     except OSError as error:
         # A full disk, or a folder that nobody may write to.
-        said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        where = error.filename or (NOT_WRITTEN if DISK.search(str(error)) else "")
+        said = f"{error.strerror or error}{f': {where}' if where else ''}"
     except KeyboardInterrupt:
         print("\nerror: stopped. The same command starts again where this one began.", file=sys.stderr)
         return 130
@@ -52,12 +55,13 @@ def ended(command: Callable[[], int], refused: int = 1) -> int:
 
 # How git and pip name what is wrong with a disk and not with what they were asked to do.
 DISK = re.compile(r"No space left on device|Out of diskspace|Disk quota exceeded|Read-only file system")
+NOT_WRITTEN = f"{ROOT} or the folder of temporary files cannot be written to."
 
 
 def check_disk(said: str) -> None:
     """Raise if a command failed for want of a disk to write to."""
     if (trouble := DISK.search(said)) is not None:
-        raise Refused(f"{trouble[0]}: {ROOT} or the folder of temporary files cannot be written to.")
+        raise Refused(f"{trouble[0]}: {NOT_WRITTEN}")
 
 
 @dataclass(frozen=True)
@@ -187,8 +191,11 @@ def make_venv(path: Path) -> None:
     clear = ["--clear"] if path.exists() and not made_by_this_python(path) else []
     done = subprocess.run([sys.executable, "-m", "venv", *clear, path], capture_output=True, text=True)
     if done.returncode != 0:
-        check_disk(done.stdout + done.stderr)
-        raise Refused(f"python -m venv failed (on Debian: apt install python3-venv). It says: {done.stdout.strip()}")
+        said = done.stdout + done.stderr
+        # The pip of a venv fails without a reason on a full disk.
+        full = shutil.disk_usage(path.parent).free < VENV_BYTES
+        check_disk("No space left on device" if full else said)
+        raise Refused(f"python -m venv failed (on Debian: apt install python3-venv). It says: {said.strip()}")
 
 
 def made_by_this_python(venv: Path) -> bool:

@@ -14,7 +14,10 @@ It runs in .venv, and scripts/apply.sh makes that if it is missing. PYTHON can n
 the series. The report names the model and the chip. It holds no name of the machine and no path.
 EOF
 }
-case "${1-}" in "" | -h | --help) usage; exit 0 ;; esac
+case "${1-}" in
+  -h | --help) usage; exit 0 ;;
+  "") usage >&2; exit 2 ;;
+esac
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname -- "$here")

@@ -6,8 +6,10 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 . "$here/python.sh"
 cd -- "$here/.."
 if [ ! -x .venv-tox/bin/tox ]; then
-  "$PYTHON" -m venv .venv-tox
-  .venv-tox/bin/python -m pip install --quiet --disable-pip-version-check "tox>=4.22"
+  if ! { "$PYTHON" -m venv .venv-tox && .venv-tox/bin/python -m pip install -qq --disable-pip-version-check "tox>=4.22"; }; then
+    echo "error: tox could not be installed: is the network there? Then run the same command again." >&2
+    exit 1
+  fi
 fi
 last=$(mktemp)
 trap 'rm -f "$last"' EXIT

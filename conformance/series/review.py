@@ -189,6 +189,9 @@ def main() -> int:
             print("\n".join([*report.lines, f"  {'result':10}{verdict}\n"]), flush=True)
             faulty += bool(report.faults)
     except NoChange as error:
+        if last := os.environ.get("SAY_LAST"):
+            # scripts/tox.sh shows it again, below what tox says at its end.
+            Path(last).write_text(f"error: {error}\n")
         parser.error(str(error))
     return 1 if faulty else 0
 

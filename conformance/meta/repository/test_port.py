@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from add_release import FLAVOURS, READ, edited, expect
 from checkout import extract
+from judge import of_patches
+from pin import patch_files
+from port import HEADER, Row
 
 from conformance import ROOT
 from conformance.expectations.plugin import read
@@ -25,6 +28,12 @@ from conformance.testing.clones import Clone, clone, git
 __all__ = ["clone"]
 
 pytestmark = pytest.mark.repository
+
+
+def test_the_judge_reads_the_table_of_a_port() -> None:
+    results = ["clean", "merged", "conflict", "already upstream"]
+    said = "\n".join(str(Row(patch, result)) for patch, result in zip(patch_files(4), results, strict=True))
+    assert of_patches(f"{HEADER}\n{said}\n") == results
 
 
 @pytest.fixture

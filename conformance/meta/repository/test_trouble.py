@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,9 +34,10 @@ def raised(error: BaseException) -> Callable[[], int]:
     [
         (pin.Refused("it cannot be."), "error: it cannot be.\n"),
         (OSError(errno.ENOSPC, "No space left on device", "vendor/x"), "error: No space left on device: vendor/x\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), f"error: No space left on device: {pin.NOT_WRITTEN}\n"),
         (PermissionError(errno.EACCES, "Permission denied", "vendor"), "error: Permission denied: vendor\n"),
     ],
-    ids=["refused", "full", "read-only"],
+    ids=["refused", "full", "full-somewhere", "read-only"],
 )
 def test_an_error_is_one_sentence(error: Exception, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert pin.ended(raised(error), refused=3) == 3
@@ -91,6 +93,16 @@ def test_a_venv_of_another_python_is_made_anew(tmp_path: Path) -> None:
     assert not library.exists()
 
 
+def test_a_disk_that_is_too_full_for_a_venv_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pip of a venv does not say why it fails."""
+    monkeypatch.setattr(sys, "executable", str(script(tmp_path / "python", "echo failed; exit 1\n")))
+    with pytest.raises(pin.Refused, match=r"python3-venv.* It says: failed"):
+        pin.make_venv(tmp_path / "venv")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    with pytest.raises(pin.Refused, match="No space left on device: "):
+        pin.make_venv(tmp_path / "venv")
+
+
 def stand_in_for_tox(clone: Clone, text: str) -> None:
     """Put a shell script in the place of tox and of the Python that runs it."""
     for name in ("tox", "python"):
@@ -134,6 +146,18 @@ def test_what_a_script_says_comes_after_what_tox_says(clone: Clone) -> None:
     first, last = done.stderr.splitlines()
     assert first == last
     assert last.startswith("error: mlx-lm 0.1.0 is not pinned")
+
+
+def test_what_a_review_refuses_comes_after_what_tox_says(clone: Clone) -> None:
+    stand_in_for_tox(clone, f"cd '{ROOT}'\n'{sys.executable}' -m conformance.series.review 999\necho failed\nexit 1\n")
+    done = clone.run("tox.sh", "-e", "review")
+    assert done.stderr.splitlines()[-1].startswith("error: the series has the patches 1 to ")
+
+
+def test_tox_that_cannot_be_installed_is_one_sentence(clone: Clone) -> None:
+    done = clone.run("tox.sh", PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: tox could not be installed")
 
 
 def test_a_result_holds_no_path_of_the_machine() -> None:

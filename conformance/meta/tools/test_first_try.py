@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +88,7 @@ def test_a_python_without_packages_is_one_sentence(command: str) -> None:
     run = [sys.executable, "-S", "-m", *command.split()]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
-    assert "has no mlx: use .venv/bin/python" in line or "which this command needs" in line
+    assert "scripts/apply.sh makes .venv/bin/python" in line or "which this command needs" in line
     # 0, 1 and 2 are answers of check and probe.
     assert done.returncode == (3 if command.startswith("conformance ") else 1)
 
@@ -99,6 +100,12 @@ def test_an_mlx_lm_without_drafts_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(run, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert "this mlx-lm has no prompt lookup" in line
+
+
+def test_ctrl_c_is_no_traceback() -> None:
+    planted = "import sys; sys.argv[0] = '-m'; import conformance; raise KeyboardInterrupt"
+    done = subprocess.run([sys.executable, "-S", "-c", planted], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_module_of_the_suite_that_is_missing_keeps_its_traceback() -> None:
