@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import signal
 import subprocess
@@ -12,10 +13,15 @@ import mlx_lm.chat
 import pytest
 
 from conformance import FIXTURE, ROOT
+from conformance.demo import picture
 
 # They run in an environment that has PyTorch, which the suite has not.
 WITH_TORCH = {"conformance.bench.peer_torch", "conformance.fixture.train"}
 TOOLS = ("conformance check", "conformance probe", "conformance.demo", "conformance.report")
+
+
+# A picture has ids and places beside its text.
+TAGS = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -112,3 +118,20 @@ def test_a_module_of_the_suite_that_is_missing_keeps_its_traceback() -> None:
     planted = "import sys; sys.argv[0] = '-m'; import conformance; import conformance.no_such_module"
     done = subprocess.run([sys.executable, "-S", "-c", planted], cwd=ROOT, capture_output=True, text=True)
     assert "Traceback" in done.stderr
+
+
+def test_the_picture_is_what_its_command_draws() -> None:
+    drawn, kept = (
+        TAGS.sub("", text) for text in (picture.picture(), (ROOT / "docs" / "drafts.svg").read_text("utf-8"))
+    )
+    assert drawn == kept
+    assert "print(count)" in drawn
+
+
+@pytest.mark.planted
+def test_a_picture_of_another_question_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture, "QUESTION", picture.QUESTION.replace("total", "sum"))
+    drawn, kept = (
+        TAGS.sub("", text) for text in (picture.picture(), (ROOT / "docs" / "drafts.svg").read_text("utf-8"))
+    )
+    assert drawn != kept

@@ -1,0 +1,52 @@
+"""Draw a question and its answer with the drafted tokens in green, as --show-drafts prints them in a terminal.
+
+scripts/tox.sh -e picture    # writes docs/drafts.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+from pathlib import Path
+
+from mlx_lm import load, stream_generate
+from mlx_lm.draft import BlockCosts
+from rich.console import Console
+from rich.text import Text
+
+from conformance import FIXTURE, ROOT
+
+# The command of README.md.
+QUESTION = (
+    "Change `total` to `count`.\n```\ntotal = 0\nfor name, amount in rows:\n    total += amount\nprint(total)\n```"
+)
+# With known costs the same tokens are drafted each time.
+COSTS = BlockCosts((1, 16), (1, 2))
+
+
+def picture() -> str:
+    """The picture, as SVG."""
+    model, tokenizer = load(str(FIXTURE))
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True)
+    shown = Text().append(f"{QUESTION}\n\n", style="dim")
+    for response in stream_generate(model, tokenizer, prompt, max_tokens=200, draft_type="auto", draft_costs=COSTS):
+        shown.append(response.text, style="green" if response.from_draft else "white")
+    console = Console(record=True, width=60, file=io.StringIO())
+    console.print(shown)
+    drawn = console.export_svg(title="green: drafted and accepted")
+    # A page that shows the picture loads no font from elsewhere.
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+
+
+def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.demo.picture", description=__doc__, formatter_class=form
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "drafts.svg", help="the file to write")
+    parser.parse_args().out.write_text(picture(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
