@@ -1,7 +1,9 @@
-"""Ask two things of a model on a device: python -m conformance check|probe --model PATH_OR_REPO
+"""Ask of a model on a device how it is decoded: python -m conformance check|probe|report --model PATH_OR_REPO
 
 check   is it decoded exactly with drafting on, and if not, is it a fault or a near tie?
 probe   which blocks of tokens are computed as single tokens are, how far off are the others, and what do they cost?
+report  both, batches and six short workloads, in a file: scripts/report.sh --model MODEL
+merge   put such files into the table of docs/benchmarks.md: scripts/report.sh --merge FILE ...
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import math
 import sys
 import traceback
 from importlib.metadata import version
@@ -17,10 +18,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance import missing
+from conformance.check import machines
 from conformance.check.prompts import Unusable, from_file
 from conformance.smollm2 import NotMade, path_of
+from conformance.testing.arguments import at_least_one, margin
 
-COMMANDS = {"check": "decode prompts plain and drafted, and compare", "probe": "compare blocks with single tokens"}
+COMMANDS = {
+    "check": "decode prompts plain and drafted, and compare",
+    "probe": "compare blocks with single tokens",
+    "report": "report how this machine decodes a model",
+}
 
 
 # As mlx_lm.draft.options has them, which is not to be imported before the device is known.
@@ -35,22 +42,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(FAILED, f"{self.prog}: {message}\n")
 
 
-def margin(text: str) -> float | str:
-    """A number from 0 on, or auto."""
-    if text != "auto" and not 0 <= float(text) < math.inf:
-        raise ValueError
-    return text if text == "auto" else float(text)
-
-
-def length(text: str) -> int:
-    """A number from 1 on."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def length_or_auto(text: str) -> int | str:
-    return text if text == "auto" else length(text)
+    return text if text == "auto" else at_least_one(text)
+
+
+def folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no folder")
+    return Path(text)
 
 
 def new_file(text: str) -> Path:
@@ -72,15 +71,21 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
             "--model", required=True, help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh"
         )
         one.add_argument("--device", choices=["cpu", "gpu"], help="default: what mlx chooses")
+    check, probe, report = added.values()
+    for one in (check, probe):
         one.add_argument("--json", type=new_file, metavar="FILE", help="write all numbers to a file, too")
-    check, probe = added["check"], added["probe"]
     check.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line: text, or a JSON string")
-    check.add_argument("--max-tokens", type=length, default=128, help="the longest answer, default %(default)s")
+    check.add_argument("--max-tokens", type=at_least_one, default=128, help="the longest answer, default %(default)s")
     check.add_argument("--draft-type", default="auto", choices=DRAFT_TYPES, help="default: auto")
     check.add_argument("--num-draft-tokens", type=length_or_auto, default="auto", help="the longest draft")
     check.add_argument("--draft-margin", type=margin, default=0.0, help="a number or auto, default 0")
     check.add_argument("--ungated", action="store_true", help="feed whole drafts, also where that does not pay")
     probe.add_argument("--quick", action="store_true", help="fewer lengths and repeats")
+    report.add_argument("--out", type=folder, default=Path(), metavar="FOLDER", help="for the files, default: here")
+    report.add_argument("--minutes", type=float, default=10, help="begin no part after this time, default %(default)s")
+    merge = commands.add_parser("merge", help="put reports into the table", description=machines.__doc__)
+    merge.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    merge.add_argument("--docs", type=folder, default=machines.DOCS, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -111,6 +116,8 @@ def load(model: str) -> tuple[Any, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     args = parsed(arguments)
+    if args.command == "merge":
+        return machines.merge(args)
     try:
         import mlx.core as mx
     except ImportError as error:
@@ -146,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
         say("")
         print(error, file=sys.stderr)
         return FAILED
-    if args.json is not None:
+    if getattr(args, "json", None) is not None:
         args.json.write_text(json.dumps(about | found) + "\n", "utf-8")
     return int(found["exit"])
 

@@ -21,11 +21,14 @@ esac
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname -- "$here")
+command=report
 if [ "$1" = --merge ]; then
+  command=merge
+  shift
   # shellcheck source=scripts/python.sh
   . "$here/python.sh"
 elif [ -z "${PYTHON-}" ]; then
   PYTHON=$root/.venv/bin/python
   [ -x "$PYTHON" ] || "$here/apply.sh"
 fi
-PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$PYTHON" -m conformance.report "$@"
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$PYTHON" -m conformance "$command" "$@"

@@ -9,7 +9,6 @@ that either pass holds beyond the model and its cache. Weights are random: the s
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator
@@ -22,16 +21,19 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from conformance.bench.models import fill
-from conformance.bench.rewinds import PROMPT, WIDE, model_of
-from conformance.testing.models.architectures import make_cache
+from conformance.testing.arguments import at_least_one, parser
+from conformance.testing.models.architectures import CONFIGS, build, make_cache
+from conformance.testing.tables import line, table
 
 # A state space and latent attention; wide, so that the layers and not their calls are measured.
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 4096}
 NAMES: dict[str, dict[str, Any]] = {
-    "falcon_h1": WIDE["falcon_h1"],
+    "falcon_h1": WIDE,
     # Experts are not there on a CPU with bf16.
-    "deepseek_v3": {"hidden_size": 256, "first_k_dense_replace": 99},
+    "deepseek_v3": WIDE | {"first_k_dense_replace": 99},
 }
-LENGTHS = (16, 32, 64)
+PROMPT, LENGTHS = 100, (16, 32, 64)
+HEAD = ("model", "tokens", "step by step, over at once", "in single tokens", "MiB held", "at once")
 
 
 @contextmanager
@@ -56,8 +58,9 @@ def one_pass(model: Any, cache: list[Any], length: int) -> tuple[float, int]:
 
 
 def rows(name: str, repeats: int) -> Iterator[str]:
-    with patch.dict(WIDE, NAMES):
-        model = model_of(name, quick=False)
+    with patch.dict(CONFIGS, {name: CONFIGS[name] | NAMES[name]}):
+        model = build(name)
+    model.set_dtype(mx.bfloat16)
     cache = make_cache(model)
     fill(model, list(range(64)) * (PROMPT // 64 + 1), cache)
     for length in LENGTHS:
@@ -74,16 +77,17 @@ def rows(name: str, repeats: int) -> Iterator[str]:
             held = stepped_bytes, chunked_bytes
         times = sorted(ratios[1:])
         spread = f"{statistics.median(times):.2f} ({times[0]:.2f} to {times[-1]:.2f})"
-        memory = " | ".join(f"{n / 2**20:.1f}" for n in held)
-        yield f"| {name} | {length} | {spread} | {statistics.median(singles[1:]):.1f} | {memory} |"
+        numbers = (statistics.median(singles[1:]), *(n / 2**20 for n in held))
+        yield line([name, length, spread, *(f"{number:.1f}" for number in numbers)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9, help="of which the median is shown (default: %(default)s)")
-    args = parser.parse_args()
-    print("| model | tokens | step by step, over at once | in single tokens | MiB held | at once |")
-    print("| --- |" + " --- |" * 5)
+    options = parser(__doc__)
+    options.add_argument(
+        "--repeats", type=at_least_one, default=9, help="of which the median is shown (default: %(default)s)"
+    )
+    args = options.parse_args()
+    print(table(HEAD))
     for name in NAMES:
         for row in rows(name, args.repeats):
             print(row, flush=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -18,29 +19,27 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.draft import DraftStats
 from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step
+from mlx_lm.sample_utils import make_sampler
 
-from conformance.bench import limit
 from conformance.bench.models import Cache, Subject, copied
 from conformance.bench.plan import LEAST_REPEATS, Plan
 from conformance.bench.strategies import Recorded, Strategy
 from conformance.bench.tasks import Dictated, Task
+from conformance.testing.texts.loops import loops
 
 Row = dict[str, Any]
 # Tokens in a turn: far fewer than in a run, but enough that the start and the end of a turn cost little of it.
 TURN = 10
+SEED = 7
 
 
 @dataclass
 class TimedRun:
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    # From the last token of the prompt to the first of the answer.
-    first: float = 0.0
     stats: DraftStats | None = None
-    # (accepted, drafted) for each draft that was fed.
-    recorded: list[tuple[int, int]] = field(default_factory=list)
-    # The time that the strategy spent on the prompt.
-    index: float = 0.0
+    # The lengths of the blocks that had a draft.
+    blocks: list[int] = field(default_factory=list)
 
     @property
     def tps(self) -> float:
@@ -52,28 +51,22 @@ class Ready:
     """A processed prompt, and how to decode from there."""
 
     subject: Subject
-    model: Any
     prompt: list[int]
-    cache: Cache
-    prefill: float | None
-    max_tokens: int
-    lengths: Sequence[int]
-    samples: limit.Samples = field(default_factory=dict)
+    plan: Plan
+    # What the answer is, with the prompt, if it is given.
+    text: list[int] = field(default_factory=list)
 
-    def time_blocks(self, repeats: int) -> None:
-        """Time blocks, and add to the times that are there. Called before and after the runs."""
-        for length, values in limit.block_samples(self.model, self.cache, self.lengths, repeats).items():
-            self.samples.setdefault(length, []).extend(values)
+    def __post_init__(self) -> None:
+        self.cache: Cache = self.subject.prefilled(self.prompt[:-2])
+        self.model = Dictated(self.subject.model, self.text) if self.text else self.subject.model
 
     def plain(self) -> Decoding:
         return Decoding(self, generate_step, TimedRun())
 
     def drafted(self, strategy: Strategy, record: bool = False) -> Decoding:
-        start = time.perf_counter()
         drafter = strategy.make(self.prompt[:-2])
-        index = time.perf_counter() - start
         drafter = Recorded(drafter) if record else drafter
-        run = TimedRun(stats=DraftStats(), recorded=drafter.blocks if record else [], index=index)
+        run = TimedRun(stats=DraftStats(), blocks=drafter.blocks if record else [])
         return Decoding(
             self,
             speculative_generate_step,
@@ -91,8 +84,12 @@ class Decoding:
     """A run that is in progress."""
 
     def __init__(self, ready: Ready, step: Any, run: TimedRun, **options: Any) -> None:
-        self.run, self.eos, self.most = run, ready.subject.eos, ready.max_tokens
+        self.run, self.eos, self.most = run, ready.subject.eos, ready.plan.tokens
         options |= {"prompt_cache": copied(ready.cache), "prompt_progress_callback": self._progress}
+        self.n = TURN
+        if ready.plan.temperature:
+            # Runs that sample share one source of random numbers, so each is decoded whole.
+            options["sampler"], self.n = make_sampler(ready.plan.temperature), self.most
         self.steps = step(mx.array(ready.prompt[-2:]), ready.model, max_tokens=self.most, **options)
         self.ended = False
 
@@ -103,11 +100,13 @@ class Decoding:
 
     def turn(self) -> None:
         """Decode the tokens of one turn, and finish the step that was begun after them, unless they are the last."""
-        run, self._start, until = self.run, time.perf_counter(), len(self.run.tokens) + TURN
+        run = self.run
+        if not run.tokens:
+            mx.random.seed(SEED)
+        self._start, until = time.perf_counter(), len(run.tokens) + self.n
         while len(run.tokens) < until and not self.ended:
             token, *_ = next(self.steps)
             end = time.perf_counter()
-            run.first = run.first or end - self._start
             run.tokens.append(token)
             self.ended = token in self.eos or len(run.tokens) == self.most
         # Plain decoding has started its next step. Without this it would run in another run's turn.
@@ -128,31 +127,23 @@ def in_turns(decodings: Sequence[Decoding]) -> list[TimedRun]:
     return [decoding.run for decoding in decodings]
 
 
-def prepare(subject: Subject, task: Task, plan: Plan) -> Ready:
-    prompt, text = task.tokens(subject)
-    cache, seconds = subject.prefilled(prompt[:-2])
-    model = Dictated(subject.model, text) if text else subject.model
-    return Ready(subject, model, prompt, cache, seconds, plan.tokens, plan.lengths)
-
-
 def measure(subject: Subject, task: Task, strategies: Sequence[Strategy], plan: Plan) -> Iterator[Row]:
     """A row for each strategy."""
-    ready = prepare(subject, task, plan)
+    prompt, text = task.tokens(subject)
+    ready = Ready(subject, prompt, plan, text)
     repeats = plan.repeats * (plan.fine_factor if task.workload in plan.fine else 1)
+    for strategy, row in zip(strategies, compared(ready, strategies, repeats), strict=True):
+        yield subject.labels() | task.labels() | strategy.labels() | {"prompt_tokens": len(prompt)} | row
+
+
+def compared(ready: Ready, strategies: Sequence[Strategy], repeats: int) -> Iterator[Row]:
+    """What each strategy does on one prompt, without its labels."""
     # The first round warms up, and records the blocks.
     _, *traces = in_turns([ready.plain(), *(ready.drafted(strategy, record=True) for strategy in strategies)])
-    ready.time_blocks(plan.repeats // 2)
     runs = [in_turns([ready.plain(), *map(ready.drafted, strategies)]) for _ in range(repeats)]
-    ready.time_blocks(plan.repeats // 2)
     plain, *drafted = zip(*runs, strict=True)
-    for strategy, trace, each in zip(strategies, traces, drafted, strict=True):
-        yield (
-            subject.labels()
-            | task.labels()
-            | strategy.labels()
-            | {"prompt_tokens": len(ready.prompt)}
-            | row(ready, plain, each, trace)
-        )
+    for trace, each in zip(traces, drafted, strict=True):
+        yield row(plain, each, trace)
 
 
 def parity(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> bool:
@@ -161,46 +152,26 @@ def parity(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> bool:
     return min(len(plain), len(drafted)) >= LEAST_REPEATS and all(tokens == runs[0] for tokens in runs)
 
 
-def row(ready: Ready, plain: Sequence[TimedRun], drafted: Sequence[TimedRun], trace: TimedRun) -> Row:
-    """The row of a cell, without the ideal speed, which needs the costs of all prompts. No parity means no speed."""
-    stats, recorded = trace.stats, trace.recorded
+def row(plain: Sequence[TimedRun], drafted: Sequence[TimedRun], trace: TimedRun) -> Row:
+    """No parity means no speed."""
+    stats = trace.stats
     assert stats is not None
-    equal = parity(plain, drafted)
-    blocks = limit.block_lengths(recorded, stats.forwards)
-    costs = limit.relative(ready.samples)
+    equal, n_out = parity(plain, drafted), stats.forwards + stats.accepted
     ratios = [a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)]
-    speed = statistics.median(ratios) if equal else None
-    result: Row = {
+    blocks = Counter(trace.blocks)
+    blocks[1] += stats.forwards - len(trace.blocks)
+    return {
         "parity": equal,
-        "runs": [len(plain), len(drafted)],
         "tokens": len(trace.tokens),
-        "tokens_per_forward": (stats.forwards + stats.accepted) / stats.forwards,
-        "fed_per_token": (stats.forwards + stats.drafted) / (stats.forwards + stats.accepted),
+        "loop": loops(trace.tokens),
+        # A pass that decides a near tie brings no token of its own.
+        "decoded": n_out - stats.near_ties,
+        "tokens_per_forward": n_out / stats.forwards,
+        "fed_per_token": (stats.forwards + stats.drafted) / n_out,
         "acceptance": stats.accepted / stats.drafted if stats.drafted else None,
-        "drafted": stats.drafted,
-        "positions": limit.by_position(recorded),
-        "blocks": {str(length): blocks[length] for length in sorted(blocks) if blocks[length]},
-        "near_ties": stats.near_ties,
+        "blocks": " ".join(f"{length}:{n}" for length, n in sorted(blocks.items()) if n),
         "plain_tps": statistics.median(run.tps for run in plain),
-        "prefill_tps": None if ready.prefill is None else (len(ready.prompt) - 2) / ready.prefill,
-        "plain_ttft": first_token(ready, plain),
-        "block_costs": {str(length): round(value, 3) for length, value in costs.items()},
+        "speed": statistics.median(ratios) if equal else None,
+        "low": min(ratios) if equal else None,
+        "high": max(ratios) if equal else None,
     }
-    speeds: Row = {"speed": None, "low": None, "high": None, "ratios": [], "tps": None, "ttft": None}
-    if speed is not None:
-        speeds = {
-            "speed": speed,
-            "low": min(ratios),
-            "high": max(ratios),
-            "ratios": ratios,
-            "tps": statistics.median(run.tps for run in drafted),
-            "ttft": first_token(ready, drafted),
-        }
-    return result | speeds
-
-
-def first_token(ready: Ready, runs: Sequence[TimedRun]) -> float | None:
-    """Seconds to the first token: the prompt, its index and the first step. None if the prompt was not timed."""
-    if ready.prefill is None:
-        return None
-    return ready.prefill + statistics.median(run.index + run.first for run in runs)

@@ -1,12 +1,11 @@
-"""The models to measure: the fixture, a wider or shorter form of it, or any other model."""
+"""The models to measure: the fixture, a wider form of it, or any other model."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import time
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,12 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.draft.costs import LearnedCosts
 from mlx_lm.draft.model import block_costs
-from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
-from conformance.bench.speed import widened
+from conformance.smollm2 import path_of
 
 DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
-# The fixture itself processes a longer prompt of the widened one. Its cache is the same bit for bit.
-LONG_PROMPT = 1024
 CHUNK = 512
 
 Cache = list[Any]
@@ -36,12 +33,10 @@ class Subject:
     weights: str
     model: Any
     tokenizer: Any
-    # A faster model that fills the cache with the same values.
-    twin: Any = None
-    drafts: dict[str, Any] = field(default_factory=dict)
+    # A draft model by its name.
+    draft: tuple[str, Any] | None = None
     fixture: bool = True
     margin: float | str = 0.0
-    _last: tuple[list[int], Cache] | None = None
 
     @property
     def eos(self) -> set[int]:
@@ -52,36 +47,17 @@ class Subject:
         """The costs of blocks that the planner uses. All runs share them, also if they wrap the model."""
         return block_costs(self.model)
 
-    @property
-    def kv(self) -> str:
-        kinds = dict.fromkeys(type(c).__name__ for c in make_prompt_cache(self.model))
-        return f"{'+'.join(kinds)}, {self.weights if self.fixture else 'as the weights'}"
-
     def labels(self) -> dict[str, Any]:
-        return {"model": self.name, "weights": self.weights, "kv": self.kv, "batch": 1}
+        return {"model": self.name, "weights": self.weights}
 
     def encode(self, messages: list[dict[str, str]], answered: bool = False) -> list[int]:
         ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=not answered)
         return ids
 
-    def prefilled(self, tokens: list[int]) -> tuple[Cache, float | None]:
-        """A cache that holds the tokens, and the seconds to fill it. None if a faster way filled it."""
-        last, cache = self._last or ([], [])
-        shared = next((i for i, (a, b) in enumerate(zip(last, tokens, strict=False)) if a != b), None)
-        shared = min(len(last), len(tokens)) if shared is None else shared
-        long = len(tokens) > LONG_PROMPT
-        if long and shared > len(tokens) // 2 and can_trim_prompt_cache(cache):
-            cache = copied(cache)
-            trim_prompt_cache(cache, len(last) - shared)
-        else:
-            cache, shared = make_prompt_cache(self.model), 0
-        in_short = long and (shared > 0 or self.twin is not None)
-        start = time.perf_counter()
-        fill(self.twin if long and self.twin is not None else self.model, tokens[shared:], cache)
-        seconds = time.perf_counter() - start
-        if long:
-            self._last = tokens, copied(cache)
-        return cache, None if in_short else seconds
+    def prefilled(self, tokens: list[int]) -> Cache:
+        cache: Cache = make_prompt_cache(self.model)
+        fill(self.model, tokens, cache)
+        return cache
 
 
 def fill(model: Any, tokens: list[int], cache: Cache) -> None:
@@ -97,40 +73,46 @@ def copied(cache: Cache) -> Cache:
     return copy
 
 
-def narrow(weights: str) -> tuple[Any, Any]:
+def widened(hidden: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, Any]:
+    """The fixture with ``hidden`` neurons in each MLP, and its tokenizer.
+
+    The new neurons are multiplied by zero: not a bit of what it computes changes, only the cost.
+    """
     model, tokenizer = load(str(FIXTURE))
-    model.set_dtype(DTYPES[weights])
+    key = mx.random.key(0)
+    for layer in model.model.layers:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            linear = getattr(layer.mlp, name)
+            axis = 1 if name == "down_proj" else 0
+            shape = list(linear.weight.shape)
+            shape[axis] = hidden - shape[axis]
+            more = mx.zeros(shape) if axis else 0.02 * mx.random.normal(shape, key=key)
+            linear.weight = mx.concatenate([linear.weight, more.astype(linear.weight.dtype)], axis)
+    model.set_dtype(dtype)
     mx.eval(model.parameters())
     return model, tokenizer
 
 
-def truncated(weights: str, layers: int = 2) -> Any:
-    """The first layers of the fixture: a draft model that is often wrong."""
-    model, _ = narrow(weights)
-    model.model.layers = model.model.layers[:layers]
-    model.args.num_hidden_layers = layers
-    return model
-
-
 def shipped(weights: str = "bf16") -> Subject:
-    model, tokenizer = narrow(weights)
-    return Subject("fixture", weights, model, tokenizer, drafts={"first 2 layers": truncated(weights)})
+    model, tokenizer = load(str(FIXTURE))
+    model.set_dtype(DTYPES[weights])
+    mx.eval(model.parameters())
+    return Subject("fixture", weights, model, tokenizer)
 
 
 def larger(hidden: int, weights: str = "bf16") -> Subject:
     """The fixture with a wider MLP. It computes the same bit for bit, so the fixture can draft for it."""
     model, tokenizer = widened(hidden, DTYPES[weights])
-    twin, _ = narrow(weights)
     count = sum(value.size for _, value in tree_flatten(model.parameters())) / 1e6
-    drafts = {"the fixture": twin, "first 2 layers": truncated(weights)}
-    return Subject(f"widened fixture, {count:.0f} M", weights, model, tokenizer, twin, drafts)
+    draft = ("the fixture", shipped(weights).model)
+    return Subject(f"widened fixture, {count:.0f} M", weights, model, tokenizer, draft)
 
 
-def other(name: str, draft: str | None, margin: float | str) -> Subject:
+def other(name: str, draft: str | None = None, margin: float | str = 0.0) -> Subject:
     """Any model that mlx-lm loads."""
-    model, tokenizer = load(name)
-    drafts = {} if draft is None else {Path(draft).name: load(draft)[0]}
-    return Subject(name, weights_of(model), model, tokenizer, drafts=drafts, fixture=False, margin=margin)
+    model, tokenizer = load(path_of(name))
+    drafts = None if draft is None else (Path(draft).name, load(draft)[0])
+    return Subject(name, weights_of(model), model, tokenizer, drafts, fixture=False, margin=margin)
 
 
 def weights_of(model: Any) -> str:
@@ -144,16 +126,11 @@ def weights_of(model: Any) -> str:
 
 
 def save(model: Any, folder: Path) -> Path:
-    """Write a form of the fixture as a model directory that other libraries can load too."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a form of the fixture as a model directory that a server can load."""
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(FIXTURE / name, folder)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     config = json.loads((FIXTURE / "config.json").read_text())
     config["intermediate_size"] = model.model.layers[0].mlp.gate_proj.weight.shape[0]
-    config["num_hidden_layers"] = len(model.model.layers)
-    dtype = model.model.norm.weight.dtype
-    config["torch_dtype"] = str(dtype).removeprefix("mlx.core.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return folder

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-SEED = "bench 1"
 # Parity and the spread need this many runs of either kind. A quick run only checks that the benchmark works.
 LEAST_REPEATS = 3
 
@@ -29,13 +28,8 @@ class Plan:
     turns: int = 4
     lengths: tuple[int, ...] = (1, 2, 3, 5, 9, 16)
     model_contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
-    drafter_contexts: tuple[int, ...] = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
-    draft_lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
-    mod_lengths: tuple[int, ...] = (4, 5, 6, 7, 8)
-    # The workloads for the sweep of the options.
-    swept: tuple[str, ...] = ("echo", "json_rag", "prose", "ambiguous")
-    rates: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     clients: tuple[int, ...] = (1, 2, 4, 8)
+    temperature: float = 0.0
 
 
 FULL = Plan()
@@ -51,10 +45,6 @@ QUICK = Plan(
     turns=2,
     lengths=(1, 2, 5),
     model_contexts=(128, 256),
-    drafter_contexts=(1024, 4096),
-    draft_lengths=(4,),
-    mod_lengths=(4,),
-    rates=(0.0, 1.0),
     clients=(1, 2),
 )
 

@@ -1,83 +1,77 @@
-"""Read, write and merge the file of results: runs with their labels, also of other machines."""
+"""The files of results: one CSV a stage, with the runs of all models and devices."""
 
 from __future__ import annotations
 
-import json
 import math
 import platform
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from conformance.bench import limit
+import pandas as pd
+
 from conformance.bench.cells import Row
+from conformance.bench.costs import PREFIX, ideal
 from conformance.bench.plan import Plan
 from conformance.testing.device import device
 
-Results = dict[str, Any]
 # The stages that compare drafted with plain decoding on each prompt.
-CELLS = ("workloads", "types", "sweep", "memory")
+CELLS = ("workloads", "types", "memory")
+RUN = ["model", "device"]
 PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")
+Results = dict[str, pd.DataFrame]
 
 
-def meta(plan: Plan, model: str) -> dict[str, Any]:
-    """The labels that all rows of a run share."""
-    versions = {"python": platform.python_version()}
+def versions() -> str:
+    found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            versions[name] = version(name) or "a source tree"
+            found[name] = version(name) or "a source tree"
         except PackageNotFoundError:
-            versions[name] = "none"
-    return {"model": model, "device": device(), "versions": versions, "plan": vars(plan)}
+            continue
+    return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
-def load(path: Path) -> list[Results]:
-    return list(json.loads(path.read_text())["runs"]) if path.exists() else []
+def about(plan: Plan) -> Row:
+    """The row of a run in the stage "subjects"."""
+    return {"versions": versions(), "prompts": plan.prompts, "repetitions": plan.repeats, "tokens": plan.tokens}
 
 
-def save(path: Path, runs: Sequence[Results]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"runs": runs}, indent=1, default=str) + "\n")
+def load(folder: Path) -> Results:
+    return {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
 
 
-def key(run: Results) -> tuple[str, str]:
-    return run["meta"]["model"], run["meta"]["device"]
+def add(folder: Path, stage: str, new: pd.DataFrame) -> None:
+    """Write a stage. Its rows replace those of an earlier run of the same model on the same device."""
+    path = folder / f"{stage}.csv"
+    if path.exists():
+        old = pd.read_csv(path)
+        again = old.set_index(RUN).index.isin(new.set_index(RUN).index)
+        new = pd.concat([old[~again], new]) if not again.all() else new
+    new.to_csv(path, index=False, float_format="%.6g")
 
 
-def merged(runs: Iterable[Results], more: Iterable[Results]) -> list[Results]:
-    """Merge runs. Each stage replaces the same stage of an earlier run of the same model on the same device."""
-    found = {key(run): run for run in runs}
-    for run in more:
-        found[key(run)] = found.get(key(run), {}) | run
-    return list(found.values())
+def measured(rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows of a stage, with the device."""
+    return pd.DataFrame([{"device": device()} | row for row in rows])
 
 
-def rows(runs: Iterable[Results], stage: str) -> list[Row]:
-    """The rows of one stage of all runs, each with all its labels."""
-    found = [
-        {"device": run["meta"]["device"], "versions": run["meta"]["versions"]} | row
-        for run in runs
-        for row in run.get(stage, [])
-    ]
-    return limit.pooled(found) if stage in CELLS else found
+def cells(results: Results, stage: str) -> pd.DataFrame:
+    """The rows of a stage with the ideal speed, at the costs of blocks after the context next to the prompt's."""
+    if stage not in results:
+        return pd.DataFrame()
+    found, costs = results[stage].copy(), results.get("blocks")
+    known = {} if costs is None else dict(list(costs.groupby([*RUN, "weights"])))
+    found["ideal"] = [of_row(row, known.get((row.model, row.device, row.weights))) for row in found.itertuples()]
+    found["reached"] = found.speed / found.ideal
+    return found
 
 
-def chosen(rows: Iterable[Row], **labels: Any) -> list[Row]:
-    return [row for row in rows if all(row.get(name) == value for name, value in labels.items())]
-
-
-def values(rows: Iterable[Row], name: str) -> list[float]:
-    """The measured values. A cell without parity has no speed."""
-    return [row[name] for row in rows if row.get(name) is not None]
-
-
-def mean(found: Sequence[float]) -> float | None:
-    """The geometric mean, as the values are ratios."""
-    return math.exp(statistics.fmean(math.log(value) for value in found)) if found else None
-
-
-def different(rows: Iterable[Row], *names: str) -> list[tuple[Any, ...]]:
-    """The combinations of labels that occur, in order."""
-    return list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
+def of_row(row: Any, costs: pd.DataFrame | None) -> float:
+    if costs is None:
+        return math.nan
+    nearest = costs.iloc[(costs.context - row.prompt_tokens).abs().argmin()]
+    prices = nearest[nearest.index.str.startswith(PREFIX)].dropna()
+    blocks = {int(n): int(count) for n, _, count in (pair.partition(":") for pair in row.blocks.split())}
+    return ideal(row.decoded, blocks, {int(name.removeprefix(PREFIX)): cost for name, cost in prices.items()})

@@ -170,7 +170,7 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     """A row for each kind of comparison and number of clients."""
     row = passes(subject, plan.tokens)
     progress(f"serving: {row['requests']}: {row['plain']} plain, {row['speed'] or 0:.2f} times fewer")
-    yield subject.labels() | {"batch": BUSY} | row
+    yield subject.labels() | row
     with directory(subject) as model:
         for cache_size, cases in ("10", decoding), ("0", joining):
             with serve("--prompt-cache-size", cache_size, model=model) as server:
@@ -181,4 +181,4 @@ def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
                     row = compared(once, plan.repeats) | {"requests": requests, "clients": clients}
                     shown = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
                     progress(f"serving: {requests}, {clients} clients: {shown}")
-                    yield subject.labels() | {"batch": clients} | row
+                    yield subject.labels() | row

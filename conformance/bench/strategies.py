@@ -1,9 +1,10 @@
-"""The strategies to measure: each strategy of the series, with the options of the published tables."""
+"""The strategies to measure: each strategy of the series with its defaults, and a draft model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,6 @@ from mlx_lm.draft.model import vocab_size_of
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.bench.models import Subject, copied, fill
-from conformance.bench.plan import Plan
 
 # The strategy of "auto". The tables are about this one.
 AUTO = "edit"
@@ -25,32 +25,26 @@ class Strategy:
 
     name: str
     make: Callable[[list[int]], Any]
-    options: dict[str, Any] = field(default_factory=dict)
+    loop: dict[str, Any] = field(default_factory=dict)
     state: str = "cold"
 
-    def labels(self) -> dict[str, Any]:
-        said = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        return {"strategy": self.name, "options": said, "state": self.state}
-
-    @property
-    def loop(self) -> dict[str, Any]:
-        return {key: value for key, value in self.options.items() if key != "ngram_size"}
+    def labels(self) -> dict[str, str]:
+        return {"strategy": self.name, "state": self.state}
 
 
 class Recorded:
-    """Records how many tokens of each draft were accepted. Everything else goes to the drafter."""
+    """Records the length of each block with a draft: one token and the draft. The rest goes to the drafter."""
 
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
-        # (accepted, drafted)
-        self.blocks: list[tuple[int, int]] = []
+        self.blocks: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.strategy, name)
 
     def accept(self, n_accepted: int, n_drafted: int) -> None:
         if n_drafted > 0:
-            self.blocks.append((n_accepted, n_drafted))
+            self.blocks.append(1 + n_drafted)
         self.strategy.accept(n_accepted, n_drafted)
 
 
@@ -59,23 +53,23 @@ def observed(strategy: Any, prompt: Sequence[int]) -> Any:
     return strategy
 
 
-def looked_up(subject: Subject, draft_type: str, **options: Any) -> Strategy:
-    def make(prompt: list[int]) -> Any:
-        how = DraftOptions(draft_type, ngram_size=options.get("ngram_size"))
-        return observed(how.make_strategy(subject.model), prompt)
-
-    return Strategy(draft_type, make, options)
+def looked_up(subject: Subject, draft_type: str) -> Strategy:
+    options = DraftOptions(draft_type)
+    return Strategy(draft_type, lambda prompt: observed(options.make_strategy(subject.model), prompt))
 
 
-def remembered(subject: Subject, table: NgramModTable, state: str) -> Strategy:
-    """Drafts from a shared table, and adds to it."""
+def remembered(subject: Subject, path: Path, state: str) -> Strategy:
+    """Drafts from a saved memory, which every run loads anew."""
     vocab = vocab_size_of(subject.model)
-    return Strategy("ngram-mod", lambda prompt: observed(NgramModStrategy(table, vocab), prompt), state=state)
+
+    def make(prompt: list[int]) -> Any:
+        return observed(NgramModStrategy(NgramModTable.load(str(path)), vocab), prompt)
+
+    return Strategy("ngram-mod", make, state=state)
 
 
-def modelled(subject: Subject, name: str, **options: Any) -> Strategy:
+def modelled(name: str, draft: Any) -> Strategy:
     """Drafts with a draft model. Its cache already holds the prompt, as the cache of the model does."""
-    draft = subject.drafts[name]
     held: dict[tuple[int, ...], list[Any]] = {}
 
     def make(prompt: list[int]) -> Any:
@@ -87,39 +81,25 @@ def modelled(subject: Subject, name: str, **options: Any) -> Strategy:
         return ModelDraftStrategy(draft, copied(held[key]))
 
     # As with the draft_model argument, each draft has this many tokens.
-    options = {"num_draft_tokens": 2, "disable_adaptive_gate": True} | options
-    return Strategy(f"draft model: {name}", make, options)
+    return Strategy(f"draft model: {name}", make, {"num_draft_tokens": 2, "disable_adaptive_gate": True})
 
 
 def main_ones(subject: Subject) -> list[Strategy]:
-    """The main strategies. The first is the default, the last a draft model."""
+    """The default strategy first, the others, and a draft model if there is one."""
     lookups = [looked_up(subject, name) for name in LOOKUPS]
-    return lookups + [modelled(subject, name) for name in list(subject.drafts)[:1]]
+    return lookups if subject.draft is None else [*lookups, modelled(*subject.draft)]
 
 
-def swept(subject: Subject, plan: Plan) -> Iterator[Strategy]:
-    """The options of the published tables, with a fixed number of drafted tokens, and strategies not in main_ones."""
-    yield looked_up(subject, AUTO)
-    for k in plan.draft_lengths:
-        yield looked_up(subject, AUTO, num_draft_tokens=k)
-        for n in (2, 3):
-            yield looked_up(subject, "ngram-simple", ngram_size=n, num_draft_tokens=k, disable_adaptive_gate=True)
-    for k in plan.mod_lengths:
-        yield looked_up(subject, "ngram-mod", ngram_size=16, num_draft_tokens=k, disable_adaptive_gate=True)
-    for name in subject.drafts:
-        for k in (2, 4):
-            yield modelled(subject, name, num_draft_tokens=k)
-
-
-def memory(subject: Subject, texts: Sequence[Sequence[int]]) -> NgramModTable:
-    """A table that has learned some conversations."""
+def saved(subject: Subject, texts: Sequence[Sequence[int]], path: Path) -> Path:
+    """A memory that has learned some conversations."""
     table = NgramModTable(vocab_size=vocab_size_of(subject.model))
     for text in texts:
         strategy = NgramModStrategy(table)
         # The table learns a long text in slices.
         for start in range(0, len(text), 256):
             strategy.observe(text[start : start + 256])
-    return table
+    table.save(str(path))
+    return path
 
 
 def warmed(subject: Subject) -> None:

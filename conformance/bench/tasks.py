@@ -15,11 +15,12 @@ from typing import Any
 import mlx.core as mx
 
 from conformance.bench.models import Cache, Subject
-from conformance.bench.plan import SEED, Plan
+from conformance.bench.plan import Plan
 from conformance.testing.texts import workloads
 from conformance.testing.texts.recorded_streams import CHARS_PER_TOKEN, corpus
 from conformance.testing.texts.workloads import Corpus, Message, chat, fenced
 
+SEED = "bench 1"
 OWN, GIVEN = "own", "given"
 # The length of the text in a short prompt, in tokens of the fixture, and of a text that is edited turn after turn.
 SHORT, LONG = 220, 600
@@ -41,13 +42,8 @@ class Task:
     turn: int = 1
 
     def labels(self) -> dict[str, str | int]:
-        return {
-            "workload": self.workload,
-            "task": self.name,
-            "answer": self.form,
-            "size": self.size,
-            "turn": self.turn,
-        }
+        labels: dict[str, str | int] = {"workload": self.workload, "task": self.name, "answer": self.form}
+        return labels | {"size": self.size, "turn": self.turn}
 
     def tokens(self, subject: Subject) -> tuple[list[int], list[int]]:
         """The tokens of the prompt, and of prompt and answer if the answer is given."""

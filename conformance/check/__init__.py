@@ -1,1 +1,1 @@
-"""Is a user's model decoded exactly, and what do its blocks cost? python -m conformance check|probe"""
+"""Is a user's model decoded exactly, and what does it gain? python -m conformance check|probe|report|merge"""

@@ -14,7 +14,7 @@ from mlx_lm.generate import NgramModTable
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from conformance.bench.speed import widened
+from conformance.bench.models import widened
 from conformance.testing.texts.prompts import CODE, PROMPTS
 from conformance.testing.texts.workloads import fenced
 
@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_text(fixture: tuple[Any, Any]) -> None:
 
 
 def test_the_widened_model_computes_the_same(fixture: tuple[Any, Any]) -> None:
-    """The model of conformance.bench.speed gives the text of the fixture, at a higher cost."""
+    """The model of the benchmark gives the text of the fixture, at a higher cost."""
     model, tokenizer = fixture
     tokens = mx.array([ids(tokenizer, "json")])
     wide, _ = widened(1024, mx.float16)

@@ -15,9 +15,9 @@ import pytest
 from conformance import FIXTURE, ROOT
 from conformance.demo import picture
 
-# They run in an environment that has PyTorch, which the suite has not.
-WITH_TORCH = {"conformance.bench.peer_torch", "conformance.fixture.train"}
-TOOLS = ("conformance check", "conformance probe", "conformance.demo", "conformance.report")
+# It runs in an environment that has PyTorch, which the suite has not.
+WITH_TORCH = {"conformance.fixture.train"}
+ASKED = ("conformance check", "conformance probe", "conformance report")
 
 
 # A picture has ids and places beside its text.
@@ -45,7 +45,7 @@ def told(command: str, *arguments: str) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("command", [*commands(), "conformance check", "conformance probe"])
+@pytest.mark.parametrize("command", [*commands(), *ASKED, "conformance merge"])
 def test_help_is_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(command, "--help") == 0
     said = capsys.readouterr()
@@ -53,7 +53,7 @@ def test_help_is_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("command", TOOLS)
+@pytest.mark.parametrize("command", [*ASKED, "conformance.demo"])
 def test_a_model_that_is_none_is_one_sentence(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,14 +65,14 @@ def test_a_model_that_is_none_is_one_sentence(
     (tmp_path / "a file").touch()
     (tmp_path / "a folder").mkdir()
     for model in ("strange", "a file", "a folder", "nowhere/nothing"):
-        assert told(command, "--model", model) not in (0, 1) or command == "conformance.report"
+        assert told(command, "--model", model) not in (0, 1)
         said = capsys.readouterr()
         (line,) = said.err.splitlines()
         assert model in line
         assert said.out == ""
 
 
-# These read files only, and the last three ask for arguments first.
+# These read files only, and the last two ask for arguments first.
 WITHOUT_MLX = {
     "conformance.meta.repository.rooms",
     "conformance.mutation",
@@ -83,9 +83,8 @@ WITHOUT_MLX = {
     "conformance.series.surface",
     "conformance",
     "conformance.judging",
-    "conformance.report",
 }
-MODELS = [f"{tool} --model any" for tool in TOOLS]
+MODELS = [f"{tool} --model any" for tool in (*ASKED, "conformance.demo")]
 
 
 @pytest.mark.parametrize("command", [*MODELS, *sorted((set(commands()) | WITH_TORCH) - WITHOUT_MLX)])
@@ -95,7 +94,7 @@ def test_a_python_without_packages_is_one_sentence(command: str) -> None:
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert "scripts/apply.sh makes .venv/bin/python" in line or "which this command needs" in line
-    # 0, 1 and 2 are answers of check and probe.
+    # 0, 1 and 2 are answers of check.
     assert done.returncode == (3 if command.startswith("conformance ") else 1)
 
 

@@ -1,1 +1,0 @@
-"""A report of one model on one machine, and the table of such reports: scripts/report.sh --help"""
