@@ -19,7 +19,7 @@ from conformance.bench import models, strategies
 from conformance.bench.cells import Ready, compared
 from conformance.bench.plan import FULL, LEAST_REPEATS
 from conformance.bench.strategies import looked_up
-from conformance.smollm2 import MODELS
+from conformance.smollm2 import MODELS, NotMade
 from conformance.smollm2.tasks import TASKS
 from conformance.testing.arguments import at_least_one, parser
 from conformance.testing.tables import line, table
@@ -50,7 +50,10 @@ def main() -> int:
         options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
     if unknown := set(args.prompts or ()) - set(known):
         options.error(f"--prompts: no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    subject = models.other(args.model) if args.model else models.larger(FULL.hidden)
+    try:
+        subject = models.other(args.model) if args.model else models.larger(FULL.hidden)
+    except NotMade as error:
+        sys.exit(f"error: {error}")
     plan = replace(FULL, tokens=args.tokens, temperature=args.temperature)
     print(f"{subject.name}, {subject.weights}\n\n{table(HEAD)}")
     for name in args.prompts or known:
