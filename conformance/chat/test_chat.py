@@ -146,11 +146,10 @@ def test_a_memory_in_a_file(folder: Path) -> None:
     path = folder / "memory.ngrams"
     arguments = (*DRAFTING["ngram-mod"], "--draft-memory", str(path))
     first = chat(folder, QUERIES[:2], *arguments)
-    assert first.turns[0].counts()[1] == 0
     assert path.stat().st_size > 0
     second = chat(folder, ["h", QUERIES[0]], *arguments)
     assert second.turns[0].text == first.turns[0].text == ANSWERS[0]
-    assert second.turns[0].counts()[1] > 0
+    assert second.turns[0].counts()[1] > first.turns[0].counts()[1]
 
 
 PUBLISHED = """python -m mlx_lm chat \\

@@ -30,6 +30,7 @@ from conformance.testing.server.clients import EDIT, GATE_OFF, LONG, SHORT, SLOW
 from conformance.testing.server.endings import CASES, check_the_next_request
 from conformance.testing.server.process import CHAT, FAST, TEXT, Server, ServerFailed, serve
 from conformance.testing.server.traffic import CODE, EDITED, PENALTIES, Body, Request, judge, send
+from conformance.testing.texts.prompts import PROMPTS
 from conformance.testing.texts.workloads import chat, fenced
 
 
@@ -188,12 +189,14 @@ def test_waiting_is_found(broken: Server, right: Reference) -> None:
 MOD: Body = {"draft_type": "ngram-mod", "ngram_size": 6, "disable_adaptive_gate": True}
 MOD_OPTIONS = ["--draft-type", "ngram-mod", "--ngram-size", "6", "--disable-adaptive-gate"]
 ASK = Request(CHAT, {"messages": EDIT, "max_tokens": 100})
+# Parts of its answer are not in the prompt.
+CALL = Request(CHAT, {"messages": PROMPTS["tool"], "max_tokens": 100})
 
 
-def accepted(server: Server, right: Reference, draft: Body | None = None) -> int:
+def accepted(server: Server, right: Reference, draft: Body | None = None, ask: Request = ASK) -> int:
     """The number of accepted tokens for a request. Its text is right."""
-    answer = send(server, Request(ASK.path, ASK.body, draft or {}))
-    assert answer.text == right(ASK).text
+    answer = send(server, Request(ask.path, ask.body, draft or {}))
+    assert answer.text == right(ask).text
     return int(answer.draft["accepted"])
 
 
@@ -247,21 +250,21 @@ def test_who_shares_a_memory(server: Server, right: Reference) -> None:
 
 def check_predictions_are_not_shared(sharing: Server, right: Reference, alone: int) -> None:
     """What one client predicts and nobody says is drafted for no other client."""
-    guess = right(ASK).text
+    guess = right(CALL).text
     quiet = Request(CHAT, {"messages": chat("Quote."), "max_tokens": 4})
     assert send(sharing, Request(quiet.path, quiet.body, {"prediction": predicted(guess)})).text == right(quiet).text
-    assert accepted(sharing, right) == alone, "drafted from a prediction of another client"
+    assert accepted(sharing, right, ask=CALL) == alone, "drafted from a prediction of another client"
 
 
 def test_predictions_are_not_shared(server: Server, right: Reference) -> None:
     with serve(*MOD_OPTIONS, env=FAST) as sharing:
-        check_predictions_are_not_shared(sharing, right, accepted(server, right, MOD))
+        check_predictions_are_not_shared(sharing, right, accepted(server, right, MOD, CALL))
 
 
 @pytest.mark.planted
 def test_a_shared_prediction_is_found(server: Server, right: Reference, tmp_path: Path) -> None:
     fault = planted(share_predictions, tmp_path)
-    alone = accepted(server, right, MOD)
+    alone = accepted(server, right, MOD, CALL)
     with serve(*MOD_OPTIONS, env=FAST | fault) as sharing, pytest.raises(AssertionError, match="another client"):
         check_predictions_are_not_shared(sharing, right, alone)
 

@@ -1,6 +1,7 @@
 """Estimate what drafting gains, without a model: recorded streams, the package's Planner and a table of block costs.
 
 python -m conformance.simulate                  # the answers of SmolLM2, with the block costs of three devices
+python -m conformance.simulate --sampled        # answers of it at temperature 0.8 with a seed
 python -m conformance.simulate --real-edits     # two releases of a file, formatted code, tables to JSON
 python -m conformance.simulate --fixture        # made-up work, with the fixture's tokenizer
 python -m conformance.simulate --edits          # made-up edits all over a text
@@ -28,6 +29,7 @@ from mlx_lm.draft import (
     SuffixStrategy,
 )
 from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
+from mlx_lm.draft.options import DEFAULT_NGRAM_MOD_SIZE
 from mlx_lm.models.base import SHORT_BLOCK
 
 from conformance.recorded.streams import load
@@ -51,12 +53,12 @@ Clock = Callable[[float], float]
 
 def makers() -> dict[str, Make]:
     """The package's strategies. Responses share one ngram-mod table, as in a server."""
-    table = NgramModTable(vocab_size=VOCAB)
+    table = NgramModTable(DEFAULT_NGRAM_MOD_SIZE, vocab_size=VOCAB)
     return {
         "edit": EditStrategy,
         "suffix": SuffixStrategy,
         "ngram-simple": NgramSimpleStrategy,
-        "ngram-mod": lambda: NgramModStrategy(table),
+        "ngram-mod": lambda: NgramModStrategy(table, lookup=EditStrategy()),
     }
 
 
@@ -123,6 +125,7 @@ def made(names: Sequence[str], args: argparse.Namespace) -> list[Stream]:
 # What can be simulated, by the option that asks for it; the first needs none. The text is above the tables, too.
 SOURCES: dict[str, tuple[str, Callable[[argparse.Namespace], list[Stream]]]] = {
     "answers": ("recorded answers of SmolLM2", lambda _: load("answers")),
+    "sampled": ("recorded answers of SmolLM2, sampled", lambda _: load("sampled")),
     "real-edits": ("real edits, known answers", lambda _: load("edits")),
     "fixture": ("made-up work, known answers", lambda args: made(NAMES, args)),
     "edits": ("made-up edits, known answers", lambda args: made(edits.NAMES, args)),

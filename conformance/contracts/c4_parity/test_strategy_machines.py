@@ -118,7 +118,7 @@ KINDS: dict[str, Kind] = {
     "suffix": Kind(SuffixStrategy, longest),
     "edit": Kind(EditStrategy, any_tokens),
     "ngram-mod": Kind(lambda _: new_memory(), remembered, False),
-    "ngram-mod with a reference": Kind(lambda text: new_memory(draft_reference=text), any_tokens),
+    "ngram-mod with a lookup": Kind(lambda text: new_memory(lookup=EditStrategy(text)), any_tokens),
     "model": Kind(lambda _: ModelDraftStrategy(OfAllTokens(), [KVCache()], 4), greedy, False),
 }
 token = st.integers(0, VOCAB - 1)

@@ -36,7 +36,7 @@ STAGES = {
     "server": 455,
     "extras": 265,
 }
-MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5375, 55, 300
+MAX_LINES, MAX_MEDIAN, MAX_PATCH = 5390, 55, 300
 # What a cover letter says, each below its heading.
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)

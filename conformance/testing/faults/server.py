@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import sample_utils, server
+from mlx_lm.draft import options
 from mlx_lm.draft.ngram_mod import NgramModStrategy
 from mlx_lm.draft.options import DraftOptions
 from mlx_lm.models import llama
@@ -137,14 +139,16 @@ def prefill_slowly_and_wait() -> None:
 
 def share_predictions() -> None:
     """The shared memory learns the prediction of a request."""
-    make = NgramModStrategy.__init__
+    make = options.STRATEGIES["ngram-mod"]
 
-    def make_and_learn(self: Any, table: Any, *args: Any, draft_reference: Any = None, **kwargs: Any) -> None:
-        make(self, table, *args, **kwargs)
-        if draft_reference:
-            NgramModStrategy(table).observe(draft_reference)
+    def make_and_learn(ngram_mod_table: Any = None, draft_reference: Any = None, **given: Any) -> Any:
+        made = make(ngram_mod_table=ngram_mod_table, draft_reference=draft_reference, **given)
+        if draft_reference and ngram_mod_table:
+            NgramModStrategy(ngram_mod_table).observe(draft_reference)
+        return made
 
-    NgramModStrategy.__init__ = make_and_learn
+    # Its parameters are the options that the strategy takes.
+    options.STRATEGIES["ngram-mod"] = functools.wraps(make)(make_and_learn)
 
 
 def act_as_seed_zero() -> None:
