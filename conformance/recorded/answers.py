@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).parent / "data"
-ANSWERS, EDITS = DATA / "answers.jsonl.gz", DATA / "edits.jsonl.gz"
+ANSWERS, SAMPLED, EDITS = (DATA / f"{name}.jsonl.gz" for name in ("answers", "sampled", "edits"))
 # The likeliest tokens that are kept of each step.
 KEPT = 8
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One greedy answer, in token ids.
+    """One answer, greedy or sampled, in token ids.
 
     ``likeliest`` holds the likeliest tokens of each step, and ``logprobs`` their log probabilities in thousandths.
     """

@@ -1,20 +1,22 @@
-"""Let SmolLM2 answer the prompts, greedily and several at a time."""
+"""Let SmolLM2 answer the prompts, greedily or sampled, several at a time."""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
 
-from conformance.recorded.answers import ANSWERS, KEPT, Answer, write
+from conformance.recorded.answers import ANSWERS, KEPT, SAMPLED, Answer, write
 from conformance.recorded.blas import load_fast
 from conformance.recorded.prompts import Prompt, prompts
 from conformance.recorded.sources import FOLDER
@@ -22,8 +24,23 @@ from conformance.smollm2 import path_of
 
 # Requests that decode together, and the longest answer.
 ROWS, TOKENS = 16, 96
-# What was answered so far, so that a run that was ended goes on from there.
-PROGRESS = FOLDER / "answers.jsonl"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the answers of a file are drawn, and which prompts are asked: every one, or every fourth."""
+
+    path: Path
+    sampling: dict[str, float]
+    every: int
+
+    @property
+    def progress(self) -> Path:
+        """What was answered so far, so that a run that was ended goes on from there."""
+        return FOLDER / self.path.stem
+
+
+WAYS = {"answers": Way(ANSWERS, {"temp": 0.0}, 1), "sampled": Way(SAMPLED, {"temp": 0.8, "top_p": 0.95}, 4)}
 
 
 def likeliest(logits: np.ndarray) -> tuple[list[int], list[int]]:
@@ -35,8 +52,10 @@ def likeliest(logits: np.ndarray) -> tuple[list[int], list[int]]:
     return best.tolist(), np.rint(1000 * (logits[best] - total)).astype(int).tolist()
 
 
-def answered(model: Any, eos: set[int], asked: Sequence[Prompt], ids: Sequence[list[int]]) -> list[Answer]:
-    """The greedy answers of some prompts, which are read alone and decode together."""
+def answered(
+    model: Any, eos: set[int], asked: Sequence[Prompt], ids: Sequence[list[int]], sampler: Any
+) -> list[Answer]:
+    """The answers of some prompts, which are read alone and decode together."""
     caches = []
     for prompt in ids:
         caches.append(make_prompt_cache(model))
@@ -46,10 +65,11 @@ def answered(model: Any, eos: set[int], asked: Sequence[Prompt], ids: Sequence[l
     found = [Answer(one.kind, one.source, prompt, [], [], []) for one, prompt in zip(asked, ids, strict=True)]
     rows, tokens = list(range(len(ids))), [prompt[-1] for prompt in ids]
     for _ in range(TOKENS):
-        logits = np.array(model(mx.array(tokens)[:, None], cache=cache)[:, -1])
-        for row, one in zip(rows, logits, strict=True):
+        logits = model(mx.array(tokens)[:, None], cache=cache)[:, -1]
+        drawn = sampler(nn.log_softmax(logits)).tolist()
+        for row, token, one in zip(rows, drawn, np.array(logits), strict=True):
             best, logprobs = likeliest(one)
-            found[row].answer.append(best[0])
+            found[row].answer.append(token)
             found[row].likeliest.append(best)
             found[row].logprobs.append(logprobs)
         keep = [i for i, row in enumerate(rows) if found[row].answer[-1] not in eos]
@@ -63,27 +83,35 @@ def answered(model: Any, eos: set[int], asked: Sequence[Prompt], ids: Sequence[l
     return found
 
 
-def about() -> dict[str, Any]:
+def about(way: Way) -> dict[str, Any]:
     versions = {name: version(name) for name in ("mlx", "mlx-lm", "numpy")}
-    return {"model": "SmolLM2-135M-Instruct in float32", "python": platform.python_version(), **versions}
+    return {
+        "model": "SmolLM2-135M-Instruct in float32",
+        **way.sampling,
+        "python": platform.python_version(),
+        **versions,
+    }
 
 
-def record(progress: Path = PROGRESS) -> None:
+def record(what: str) -> None:
     """Answer what is not answered yet, and write the file when all is."""
+    way = WAYS[what]
     model, tokenizer = load_fast(path_of("smollm2"))
 
     def encode(messages: Any) -> list[int]:
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
 
-    asked = prompts(lambda messages: len(encode(messages)))
-    done = progress.read_text().splitlines() if progress.exists() else []
-    with progress.open("a") as file:
+    asked = prompts(lambda messages: len(encode(messages)))[:: way.every]
+    eos, sampler = set(tokenizer.eos_token_ids), make_sampler(**way.sampling)
+    done = way.progress.read_text().splitlines() if way.progress.exists() else []
+    with way.progress.open("a") as file:
         for start in range(len(done), len(asked), ROWS):
             some = asked[start : start + ROWS]
-            answers = answered(model, set(tokenizer.eos_token_ids), some, [encode(one.messages) for one in some])
+            mx.random.seed(start)
+            answers = answered(model, eos, some, [encode(one.messages) for one in some], sampler)
             done += [json.dumps(asdict(answer)) for answer in answers]
             file.writelines(f"{line}\n" for line in done[-len(some) :])
             file.flush()
             print(f"answered {len(done)} of {len(asked)}", flush=True)
-    write(ANSWERS, about(), [Answer(**json.loads(line)) for line in done])
-    progress.unlink()
+    write(way.path, about(way), [Answer(**json.loads(line)) for line in done])
+    way.progress.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.recorded.answers import ANSWERS, EDITS, is_judge, read
+from conformance.recorded.answers import ANSWERS, EDITS, SAMPLED, is_judge, read
 from conformance.testing.texts.loops import loops
 from conformance.testing.texts.recorded_streams import Request, Stream
 
@@ -22,8 +22,8 @@ def stream(record: dict[str, object], prompt: Sequence[int], answer: Sequence[in
 
 
 def load(what: str, part: str | None = None) -> list[Stream]:
-    """The streams of "answers" or "edits", or those of one part: "fit" or "judge". Kinds stay together."""
-    _, records = read({"answers": ANSWERS, "edits": EDITS}[what])
+    """The streams of "answers", "sampled" or "edits", or those of one part: "fit" or "judge". Kinds stay together."""
+    _, records = read({"answers": ANSWERS, "sampled": SAMPLED, "edits": EDITS}[what])
     chosen = [one for one in records if part is None or PARTS[is_judge(one["source"])] == part]
     found = [stream(one, one["prompt"], one["answer"]) for one in chosen]
     order = [*dict.fromkeys(one["kind"] for one in records), LOOPS]
