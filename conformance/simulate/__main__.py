@@ -32,7 +32,7 @@ from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
 from mlx_lm.draft.options import DEFAULT_NGRAM_MOD_SIZE
 from mlx_lm.models.base import SHORT_BLOCK
 
-from conformance.recorded.streams import load
+from conformance.recorded.streams import PARTS, load
 from conformance.simulate.baselines import RIVALS
 from conformance.simulate.limit import limits
 from conformance.simulate.result import TITLES, Result, Row, show
@@ -124,12 +124,13 @@ def made(names: Sequence[str], args: argparse.Namespace) -> list[Stream]:
 
 # What can be simulated, by the option that asks for it; the first needs none. The text is above the tables, too.
 SOURCES: dict[str, tuple[str, Callable[[argparse.Namespace], list[Stream]]]] = {
-    "answers": ("recorded answers of SmolLM2", lambda _: load("answers")),
-    "sampled": ("recorded answers of SmolLM2, sampled", lambda _: load("sampled")),
-    "real-edits": ("real edits, known answers", lambda _: load("edits")),
+    "answers": ("recorded answers of SmolLM2", lambda args: load("answers", args.part)),
+    "sampled": ("recorded answers of SmolLM2, sampled", lambda args: load("sampled", args.part)),
+    "real-edits": ("real edits, known answers", lambda args: load("edits", args.part)),
     "fixture": ("made-up work, known answers", lambda args: made(NAMES, args)),
     "edits": ("made-up edits, known answers", lambda args: made(edits.NAMES, args)),
 }
+RECORDED = ("answers", "sampled", "real-edits")
 
 
 def parsed() -> argparse.Namespace:
@@ -143,6 +144,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--costs", nargs="+", choices=TABLES, default=list(TABLES), help="the devices whose block costs are taken"
     )
+    parser.add_argument("--part", choices=PARTS, help="half of what is recorded: fitted to, or not")
     parser.add_argument("--bound", type=int, help="the longest draft (default: the one of 'auto')")
     parser.add_argument(
         "--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does"
@@ -154,7 +156,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--words", action="store_true", help="made-up streams with one token for each word")
     labels = list(makers() | RIVALS)
     parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.part and args.source not in RECORDED:
+        parser.error(f"--part excludes --{args.source}: only what is recorded has parts")
+    return args
 
 
 def main() -> None:

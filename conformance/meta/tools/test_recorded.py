@@ -83,7 +83,7 @@ def test_the_parts_of_a_module_that_was_made_from_another() -> None:
 
 
 def test_the_tables_name_their_source(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(simulate, "load", lambda what: some(1)[:3])
+    monkeypatch.setattr(simulate, "load", lambda *_: some(1)[:3])
     monkeypatch.setattr("sys.argv", ["simulate", "--costs", "gpu", "--only", "suffix"])
     simulate.main()
     shown = capsys.readouterr().out
