@@ -27,6 +27,7 @@ from mlx_lm.draft import (
     SuffixStrategy,
     device_costs,
     drafter,
+    ngram_mod,
     planner,
 )
 from mlx_lm.draft.loop import draft_generate_step
@@ -35,6 +36,7 @@ from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import KVCache
 
+from conformance.recorded.streams import load
 from conformance.simulate import __main__ as simulate
 from conformance.simulate.__main__ import CPU, M4, decode, makers, run
 from conformance.simulate.baselines import RIVALS, Longest, Ngram
@@ -242,6 +244,23 @@ def test_costs_are_learned_by_the_second_response(device: str, factor: float) ->
 def test_costs_that_are_never_learned_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LearnedCosts, "learn", lambda *_: None)
     assert learning("metal", 3)[1] < 0.9
+
+
+def memory_gain() -> float:
+    """The speed with a memory that requests share over the one without, on every second answer of a real model."""
+    answers = load("answers")[::2]
+    with_memory, without = (run(makers()[name], answers, M4).mean("speed") for name in ("ngram-mod", "edit"))
+    return with_memory / without
+
+
+def test_a_shared_memory_gains() -> None:
+    assert memory_gain() > 1.02
+
+
+@pytest.mark.planted
+def test_a_memory_that_is_never_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_mod, "LEAST_MATCH", 0)
+    assert memory_gain() < 1.02
 
 
 @pytest.mark.parametrize("strategy", makers())
