@@ -18,11 +18,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
-
-from mlx_lm.draft import BlockCosts
-from mlx_lm.draft.batch_planner import BatchPlanner
-from mlx_lm.generate import batch_generate
 
 from conformance.bench import models
 from conformance.bench.cells import Row
@@ -36,10 +31,8 @@ COPIES, OTHER = ("rename", "json"), "quote"
 # Without penalties the fixture repeats itself. The end tokens are forbidden, so that answers are long.
 NOT_AGAIN: dict[str, Any] = {"presence_penalty": 2.0, "frequency_penalty": 1.0, "logit_bias": {"0": -100, "4": -100}}
 NOT_AGAIN |= {"presence_context_size": 200, "frequency_context_size": 200}
-# The number of clients that are busy when one more comes, and of rows whose passes are counted.
+# The number of clients that are busy when one more comes.
 BUSY = 4
-# A device limited by memory bandwidth: a block costs little more than a token.
-CHEAP = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
 
 
 @dataclass
@@ -117,36 +110,6 @@ def directory(subject: Subject) -> Iterator[str]:
         yield str(models.save(subject.model, Path(folder)))
 
 
-def counted(subject: Subject, rows: int, tokens: int, **drafting: Any) -> tuple[int, list[list[int]]]:
-    """Decode ``rows`` copies of a request together. Returns the number of forward passes, and the tokens."""
-    passes, count = [0], BatchPlanner.count
-
-    def count_one(planner: BatchPlanner, uids: list[int]) -> None:
-        passes[0] += 1
-        count(planner, uids)
-
-    prompts = [subject.encode(PROMPTS[COPIES[i % 2]]) for i in range(rows)]
-    with patch.object(BatchPlanner, "count", count_one):
-        answers = batch_generate(
-            subject.model, subject.tokenizer, prompts, max_tokens=tokens, return_token_ids=True, **drafting
-        )
-    return passes[0], answers.token_ids
-
-
-def passes(subject: Subject, tokens: int) -> Row:
-    """How many times fewer forward passes four copies take if blocks are nearly free."""
-    plain, drafted = (counted(subject, BUSY, tokens, **drafting) for drafting in ({}, drafts_at(CHEAP)))
-    equal = plain[1] == drafted[1]
-    row = {"requests": "passes of copies at the costs of a GPU", "clients": BUSY, "plain": plain[0], "parity": equal}
-    ratio = plain[0] / drafted[0] if equal else None
-    total = sum(map(len, drafted[1]))
-    return row | {"speed": ratio, "low": ratio, "high": ratio, "tokens_per_forward": total / drafted[0] / BUSY}
-
-
-def drafts_at(costs: BlockCosts) -> dict[str, Any]:
-    return {"draft_type": "auto", "draft_costs": costs}
-
-
 Cases = Iterator[tuple[str, int, Callable[[str], Burst]]]
 
 
@@ -168,9 +131,6 @@ def joining(server: Client, plan: Plan) -> Cases:
 
 def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     """A row for each kind of comparison and number of clients."""
-    row = passes(subject, plan.tokens)
-    progress(f"serving: {row['requests']}: {row['plain']} plain, {row['speed'] or 0:.2f} times fewer")
-    yield subject.labels() | row
     with directory(subject) as model:
         for cache_size, cases in ("10", decoding), ("0", joining):
             with serve("--prompt-cache-size", cache_size, model=model) as server:

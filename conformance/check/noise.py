@@ -7,15 +7,16 @@ Nothing is trimmed here: the differences come from the model's own code and the 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from importlib.metadata import version
 
 import mlx.core as mx
 
+from conformance.testing.arguments import parser
 from conformance.testing.decode.recorder import Task, plain
 from conformance.testing.decode.replay import noise
 from conformance.testing.models.architectures import build, runnable
+from conformance.testing.tables import line, table
 
 VOCAB = 64
 PROMPTS = {"below the window": [5, 9, 3], "past the window": [(7 * i + 3) % VOCAB for i in range(21)]}
@@ -30,16 +31,16 @@ def measure(name: str) -> list[float]:
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser(__doc__).parse_args()
     mx.disable_compile()
     names, exact = runnable(), 0
     print(f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}, {mx.default_device()}, float32\n")
-    print(f"| model | {' | '.join(PROMPTS)} |\n| --- | --- | --- |")
+    print(table(["model", *PROMPTS]))
     for number, name in enumerate(names, 1):
         print(f"{number}/{len(names)} {name}", file=sys.stderr, end="\033[K\r")
         found = measure(name)
         if any(found):
-            print(f"| {name} | {' | '.join(f'{value:.0e}' if value else '0' for value in found)} |", flush=True)
+            print(line([name, *(f"{value:.0e}" if value else "0" for value in found)]), flush=True)
         else:
             exact += 1
     print(f"\n{exact} of {len(names)} models are row-identical: a block gives the bits of single tokens.")

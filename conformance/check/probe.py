@@ -21,6 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from conformance.check.prompts import built_in, encode
 from conformance.testing.decode.recorder import gaps, log_probabilities
 from conformance.testing.models.layers import tapped
+from conformance.testing.tables import line, table
 
 LENGTHS, QUICK = tuple(range(1, 33)), (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 # Tokens that are fed in blocks after a context of each of these lengths: short, and past most tiles of a kernel.
@@ -196,13 +197,12 @@ def recommend(rows: list[Row]) -> Recommended:
 
 
 def lines_of(rows: list[Row], found: Recommended) -> Iterator[str]:
-    yield "| block | rows | noise | other token | layers that differ | cost |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield table(["block", "rows", "noise", "other token", "layers that differ", "cost"])
     for row in rows:
         rows_are = "identical" if row.noise == 0 else "differ"
         differ = "not known" if not row.layers else worst(row.layers)
         noise = f"{row.noise:.1e}" if row.noise else "0"
-        yield f"| {row.length} | {rows_are} | {noise} | {row.changed} of {2 * FED} | {differ} | {row.cost:.2f} |"
+        yield line([row.length, rows_are, noise, f"{row.changed} of {2 * FED}", differ, row.cost])
     yield ""
     if not any(row.noise for row in rows):
         yield f"identical: a block of up to {rows[-1].length} tokens gives the bits of single tokens, end to end."

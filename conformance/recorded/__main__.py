@@ -9,20 +9,16 @@ Each first downloads their sources, pinned packages, into vendor/recorded.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from conformance.recorded import sources
+from conformance.testing.arguments import parser
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.recorded",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("what", choices=("answers", "sampled", "edits"))
-    args = parser.parse_args()
+    options = parser(__doc__, "python -m conformance.recorded")
+    options.add_argument("what", choices=("answers", "sampled", "edits"))
+    args = options.parse_args()
     sources.download()
     # Each needs packages that the other does not.
     if args.what == "edits":

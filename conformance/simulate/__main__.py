@@ -36,6 +36,7 @@ from conformance.recorded.streams import PARTS, load
 from conformance.simulate.baselines import RIVALS
 from conformance.simulate.limit import limits
 from conformance.simulate.result import TITLES, Result, Row, show
+from conformance.testing.arguments import at_least_one, parser
 from conformance.testing.texts import edits
 from conformance.testing.texts.recorded_streams import NAMES, VOCAB, Request, Stream, bpe, streams, words
 
@@ -134,31 +135,24 @@ RECORDED = ("answers", "sampled", "real-edits")
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    group = parser.add_mutually_exclusive_group()
+    options = parser(__doc__, "python -m conformance.simulate")
+    add = options.add_argument
+    group = options.add_mutually_exclusive_group()
     for name in list(SOURCES)[1:]:
         group.add_argument(f"--{name}", dest="source", action="store_const", const=name, help=SOURCES[name][0])
-    parser.set_defaults(source="answers")
-    parser.add_argument(
-        "--costs", nargs="+", choices=TABLES, default=list(TABLES), help="the devices whose block costs are taken"
-    )
-    parser.add_argument("--part", choices=PARTS, help="half of what is recorded: fitted to, or not")
-    parser.add_argument("--bound", type=int, help="the longest draft (default: the one of 'auto')")
-    parser.add_argument(
-        "--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does"
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="how many made-up streams of each kind and size (default: %(default)s)"
-    )
-    parser.add_argument("--first-seed", type=int, default=100)
-    parser.add_argument("--words", action="store_true", help="made-up streams with one token for each word")
+    options.set_defaults(source="answers")
+    add("--costs", nargs="+", choices=TABLES, default=list(TABLES), help="the devices whose block costs are taken")
+    add("--part", choices=PARTS, help="half of what is recorded: fitted to, or not")
+    add("--bound", type=at_least_one, help="the longest draft (default: the one of 'auto')")
+    add("--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does")
+    add("--seeds", type=at_least_one, default=3, help="how many made-up streams of each kind and size (%(default)s)")
+    add("--first-seed", type=int, default=100)
+    add("--words", action="store_true", help="made-up streams with one token for each word")
     labels = list(makers() | RIVALS)
-    parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
-    args = parser.parse_args()
+    add("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
+    args = options.parse_args()
     if args.part and args.source not in RECORDED:
-        parser.error(f"--part excludes --{args.source}: only what is recorded has parts")
+        options.error(f"--part excludes --{args.source}: only what is recorded has parts")
     return args
 
 

@@ -8,7 +8,6 @@ batching divided by the cost of the blocks that were fed.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -18,6 +17,8 @@ from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device
 from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
 
+from conformance.testing.arguments import parser
+from conformance.testing.tables import line, table
 from conformance.testing.texts.recorded_streams import VOCAB, Request, Stream, streams
 
 SIZES = (1, 2, 4, 8, 16)
@@ -155,17 +156,11 @@ def requests(kind: str, size: int = 300, seeds: Sequence[int] = range(100, 102))
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        prog="python -m conformance.simulate.batches",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
-    print("| requests | " + " | ".join(f"{device}, {n}" for device in DEVICES for n in SIZES) + " |")
-    print("| --- |" + " --- |" * len(DEVICES) * len(SIZES))
+    parser(__doc__, "python -m conformance.simulate.batches").parse_args()
+    print(table(["requests", *(f"{device}, {n}" for device in DEVICES for n in SIZES)]))
     for kind in KINDS:
         asked = requests(kind)
-        speeds = [decode(asked, n, device_costs(device)).speed for device in DEVICES for n in SIZES]
-        print(f"| {kind} | " + " | ".join(f"{speed:.2f}" for speed in speeds) + " |")
+        print(line([kind, *(decode(asked, n, device_costs(device)).speed for device in DEVICES for n in SIZES)]))
 
 
 if __name__ == "__main__":

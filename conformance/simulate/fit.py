@@ -8,7 +8,6 @@ halves are disjoint by source (conformance/recorded/answers.py). Nothing is writ
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -18,6 +17,8 @@ from mlx_lm.draft import EditStrategy, acceptance, edit
 
 from conformance.recorded.streams import PARTS, load
 from conformance.simulate.__main__ import TABLES, run
+from conformance.testing.arguments import parser
+from conformance.testing.tables import line, table
 from conformance.testing.texts.recorded_streams import Stream
 
 # What was seen counts beside the shipped value, which counts as much as this many tokens.
@@ -87,25 +88,18 @@ def compared(what: str, part: str, prior: Prior, guesses: Mapping[Any, float]) -
         both = speeds(streams)
     for name, speed in shipped.items():
         gains = (f"{100 * (other[name] / speed - 1):+.1f} %" for other in (planner, both))
-        yield f"| {what} | {part} | {len(streams)} | {name} | {speed:.3f} | {' | '.join(gains)} |"
+        yield line([what, part, len(streams), name, f"{speed:.3f}", *gains])
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        prog="python -m conformance.simulate.fit",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
+    parser(__doc__, "python -m conformance.simulate.fit").parse_args()
     prior, guesses = fitted(EditStrategy, [one for what in ("answers", "edits") for one in load(what, "fit")])
-    print("| tokens that match | not known | right | wrong | shipped |\n" + "| --- " * 5 + "|")
-    for i, (row, shipped) in enumerate(zip(prior, acceptance.PRIOR, strict=True)):
-        cells = " | ".join(f"{p:.2f}" for p in row)
-        print(f"| {2 ** (i - 1) if i else 0} | {cells} | {', '.join(f'{p:.2f}' for p in shipped)} |")
-    print("\n| guess | fitted | shipped |\n" + "| --- " * 3 + "|")
-    for kind, p in guesses.items():
-        print(f"| {kind} | {p:.2f} | {edit._PRIOR[kind]:.2f} |")
-    print("\n| streams | part | how many | costs | shipped | planner's prior fitted | both fitted |")
-    print("| --- " * 7 + "|")
+    matches = [2 ** (i - 1) if i else 0 for i in range(len(prior))]
+    shipped = [", ".join(f"{p:.2f}" for p in row) for row in acceptance.PRIOR]
+    rows = [[n, *row, before] for n, row, before in zip(matches, prior, shipped, strict=True)]
+    print(table(["tokens that match", "not known", "right", "wrong", "shipped"], rows) + "\n")
+    print(table(["guess", "fitted", "shipped"], ([kind, p, edit._PRIOR[kind]] for kind, p in guesses.items())) + "\n")
+    print(table(["streams", "part", "how many", "costs", "shipped", "planner's prior fitted", "both fitted"]))
     for what in ("answers", "edits"):
         for part in PARTS:
             print("\n".join(compared(what, part, prior, guesses)), flush=True)

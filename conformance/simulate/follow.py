@@ -5,12 +5,15 @@ docs/drafting.md shows the table that this prints.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 from mlx_lm.draft import EditStrategy, SuffixStrategy
+
+from conformance.testing.arguments import parser
+from conformance.testing.tables import table
 
 SOURCE = """\
 class Basket:
@@ -61,23 +64,14 @@ def steps(make: Callable[[], Any]) -> list[tuple[str, str]]:
     return found
 
 
-def table() -> str:
+def shown() -> str:
     """A Markdown table with a row for each forward pass."""
-    lines = [
-        "| pass | `suffix` drafts right | the model adds | `edit` drafts right | the model adds |",
-        "| --- |" + 4 * " --- |",
-    ]
-    longest, edit = steps(SuffixStrategy), steps(EditStrategy)
-    for i in range(max(len(longest), len(edit))):
-        cells = [
-            f"`{repr(text)[1:-1]}`" if text else ""
-            for run in (longest, edit)
-            for text in (run[i] if i < len(run) else ("", ""))
-        ]
-        lines.append(f"| {i + 1} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    runs = list(zip_longest(steps(SuffixStrategy), steps(EditStrategy), fillvalue=("", "")))
+    head = ["pass", *(word for name in ("suffix", "edit") for word in (f"`{name}` drafts right", "the model adds"))]
+    cells = ([f"`{repr(text)[1:-1]}`" if text else "" for run in both for text in run] for both in runs)
+    return table(head, ([number, *texts] for number, texts in enumerate(cells, 1)))
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(prog="python -m conformance.simulate.follow", description=__doc__).parse_args()
-    print(table())
+    parser(__doc__, "python -m conformance.simulate.follow").parse_args()
+    print(shown())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import geometric_mean
 
+from conformance.testing.tables import table
 from conformance.testing.texts.recorded_streams import Stream
 
 # A stream needs this many tokens to count as the worst one: in a shorter one a single draft weighs too much.
@@ -61,11 +62,6 @@ class Row:
         return geometric_mean(getattr(result, value) for name, result in self.by_name.items() if name[0] != "(")
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
-
-
 TITLES = {
     "speed": "Implied speed",
     "tokens_a_forward": "Tokens a forward pass",
@@ -76,13 +72,9 @@ TITLES = {
 def show(rows: dict[str, Row], value: str) -> str:
     """A Markdown table with a row for each workload and a column for each strategy."""
     names = next(iter(rows.values())).by_name
-    lines = [f"| | {' | '.join(rows)} |", "| --- |" + " --- |" * len(rows)]
-    lines += [
-        f"| {name} | " + " | ".join(f"{getattr(row.by_name[name], value):.2f}" for row in rows.values()) + " |"
-        for name in names
-    ]
-    lines.append("| geometric mean | " + " | ".join(f"{row.mean(value):.2f}" for row in rows.values()) + " |")
+    lines = [[name, *(getattr(row.by_name[name], value) for row in rows.values())] for name in names]
+    lines.append(["geometric mean", *(row.mean(value) for row in rows.values())])
     if value == "speed":
-        lines.append("| worst stream | " + " | ".join(f"{row.worst:.3f}" for row in rows.values()) + " |")
-        lines.append("| which | " + " | ".join(row.worst_name for row in rows.values()) + " |")
-    return "\n".join(lines)
+        lines.append(["worst stream", *(f"{row.worst:.3f}" for row in rows.values())])
+        lines.append(["which", *(row.worst_name for row in rows.values())])
+    return table(["", *rows], lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from statistics import geometric_mean
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,7 +18,7 @@ from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 
 from conformance.simulate.__main__ import CPU, GPU, M4, run
-from conformance.simulate.result import Row, geometric_mean
+from conformance.simulate.result import Row
 from conformance.testing.caches.machines import PROFILE
 from conformance.testing.texts import edits
 from conformance.testing.texts.recorded_streams import NAMES, Stream, bpe, streams, words

@@ -257,7 +257,7 @@ def test_the_pictures_are_drawn(shown: Any, tmp_path: Path) -> None:
 
 @pytest.mark.repository
 def test_the_example_of_an_edit_is_what_the_strategy_does() -> None:
-    assert follow.table() in (ROOT / "docs" / "drafting.md").read_text()
+    assert follow.shown() in (ROOT / "docs" / "drafting.md").read_text()
 
 
 def test_a_run_replaces_one_of_the_same_model_and_device(shown: Any, tmp_path: Path) -> None:
@@ -310,12 +310,6 @@ def test_a_server_that_answers_otherwise_with_drafts_shows_no_speed() -> None:
     assert same["parity"]
     assert same["low"] <= same["speed"] <= same["high"]
     assert (other["parity"], other["speed"]) == (False, None)
-
-
-def test_four_copies_take_fewer_passes_where_blocks_are_cheap(subject: Subject) -> None:
-    row = serving.passes(subject, 40)
-    assert row["parity"]
-    assert row["speed"] > 2.5
 
 
 def test_a_few_prompts_are_a_table(

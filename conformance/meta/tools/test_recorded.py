@@ -88,7 +88,7 @@ def test_the_tables_name_their_source(monkeypatch: pytest.MonkeyPatch, capsys: p
     simulate.main()
     shown = capsys.readouterr().out
     assert "Implied speed: recorded answers of SmolLM2, costs of gpu" in shown
-    assert "| | suffix | knows the place | knows the answer |" in shown
+    assert "|  | suffix | knows the place | knows the answer |" in shown
 
 
 def some(n: int = 2) -> list[Stream]:
