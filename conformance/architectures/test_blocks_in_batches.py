@@ -18,7 +18,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from conformance.testing.decode.batch_blocks import PROMPT, TEXTS, alone, apart, as_close, in_step, prompted
 from conformance.testing.faults.planted import planted
-from conformance.testing.models.architectures import batched, build, make_cache
+from conformance.testing.models.architectures import batched, build, make_cache, outline
 from conformance.testing.models.families import mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -62,7 +62,7 @@ def rounding() -> list[str]:
     """Recurrent models, whose states show in bfloat16 how they were computed. Its experts do not run on a CPU."""
     found = []
     for name in NAMES:
-        model = build(name)
+        model = outline(name)
         inner = [each for layer in make_cache(model) for each in getattr(layer, "caches", [layer])]
         is_recurrent = any(isinstance(layer, ArraysCache) for layer in inner)
         if is_recurrent and not any(isinstance(part, SwitchLinear) for part in model.modules()):

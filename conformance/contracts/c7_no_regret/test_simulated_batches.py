@@ -147,24 +147,26 @@ def batch_blocks(asked: Sequence[Asked], costs: BlockCosts) -> list[tuple[int, i
     return model.blocks[1:]
 
 
-ASKED = {
-    "copies": [*recorded("copying")],
-    "beside": [*recorded("beside")],
-    "one": [*recorded("mixed")][:1],
-}
+# How many requests of each kind.
+ASKED = {"copies": ("copying", None), "beside": ("beside", None), "one": ("mixed", 1)}
+
+
+def numbered(name: str) -> list[Asked]:
+    kind, n = ASKED[name]
+    return alike(recorded(kind)[:n])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ASKED)
 def test_the_simulation_is_what_the_batch_does(name: str, device: str) -> None:
-    asked, costs = alike(ASKED[name]), device_costs(device)
+    asked, costs = numbered(name), device_costs(device)
     assert together(asked, costs).blocks == batch_blocks(asked, costs)
 
 
 @pytest.mark.planted
 def test_another_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: the batch never feeds ahead."""
-    asked, costs = alike(ASKED["beside"]), device_costs("metal")
+    asked, costs = numbered("beside"), device_costs("metal")
     simulated: Result = together(asked, costs)
     monkeypatch.setattr(drafter, "PATIENCE", 10**9)
     assert simulated.blocks != batch_blocks(asked, costs)

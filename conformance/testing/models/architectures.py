@@ -65,9 +65,10 @@ def runnable() -> list[str]:
     return [name for name in model_files() if name in CONFIGS and name not in UNRUNNABLE]
 
 
+@cache
 def batched() -> list[str]:
     """The runnable models whose caches can be merged."""
-    return [name for name in runnable() if all(hasattr(cache, "merge") for cache in make_cache(build(name)))]
+    return [name for name in runnable() if all(hasattr(cache, "merge") for cache in make_cache(outline(name)))]
 
 
 def _fill(value: mx.array) -> mx.array:
@@ -80,12 +81,17 @@ def _fill(value: mx.array) -> mx.array:
     return values
 
 
+def outline(name: str) -> Any:
+    """The model with weights that are not computed: its modules and its caches are those of ``build``."""
+    module = import_module(f"mlx_lm.models.{name}")
+    # Some ModelArgs change the nested dicts that they get.
+    return module.Model(module.ModelArgs.from_dict(deepcopy(CONFIGS[name])))
+
+
 def build(name: str, seed: int = 0) -> Any:
     """The model with random weights in float32. A seed always gives the same weights."""
-    module = import_module(f"mlx_lm.models.{name}")
     mx.random.seed(seed)
-    # Some ModelArgs change the nested dicts that they get.
-    model = module.Model(module.ModelArgs.from_dict(deepcopy(CONFIGS[name])))
+    model = outline(name)
     embeddings = {f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Embedding)}
     weights = []
     for path, value in tree_flatten(model.parameters()):
