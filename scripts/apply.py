@@ -1,4 +1,4 @@
-"""Apply the series to a release of mlx-lm, build it, install it into .venv and run a demo."""
+"""Apply the patches to a release of mlx-lm, build it, install it into .venv and run a demo."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main() -> int:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/apply.sh", description=__doc__)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
+    where.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: its default)")
     where.add_argument("--source", metavar="DIR", type=Path, help=f"your own clone of mlx-lm; adds a branch {BRANCH}")
     end = parser.add_mutually_exclusive_group()
     end.add_argument("--stage", metavar="NAME", help="stop after a stage, a folder of patches/ (default: the last one)")

@@ -4,12 +4,12 @@ usage() {
   cat <<'EOF'
 usage: scripts/check.sh [-h] [--stage NAME | --model smollm2] [pytest arguments]
 
-Run the conformance suite on the patched default release, and the lint. The script makes what it needs: the patched
-source, a venv with tox in .venv-tox, and the environments of tox.ini.
+Run the tests on the patched default release of mlx-lm, and the lint. The script makes what it needs: the patched source,
+a venv with tox in .venv-tox, and the environments of tox.ini.
 
-  scripts/check.sh                     all but the planted faults and the scripts (scripts/tox.sh -e selftest)
+  scripts/check.sh                     all tests but those of the suite and the scripts (scripts/tox.sh -e selftest)
   scripts/check.sh -k parity           the tests with "parity" in their names
-  scripts/check.sh --stage core        the series up to the end of a stage, and the tests that hold there
+  scripts/check.sh --stage core        the patches up to the end of a stage, and the tests that pass there
   scripts/check.sh --model smollm2     a real model with real text, in bf16 and in 4 bits, made by scripts/model.sh
 EOF
 }

@@ -1,4 +1,4 @@
-"""Judge a tree of mlx-lm through an adapter, and report the differences from a base. docs/releases.md explains it.
+"""Test which contracts a source tree of mlx-lm keeps, and compare it with another one. docs/releases.md explains it.
 
 TREE and --base name a release on the package index (0.33.0), a directory, or a git ref of a clone (~/mlx-lm@my-branch).
 """
@@ -36,14 +36,14 @@ def parse_args() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged or pinned",
     )
-    parser.add_argument("tree", metavar="TREE")
+    parser.add_argument("tree", metavar="TREE", help="the source tree to test")
     parser.add_argument("--base", metavar="TREE", help="the tree to compare with (default: the pinned default release)")
     parser.add_argument("--adapter", metavar="NAME|FILE", help="the adapter for TREE (default: the first that fits)")
     parser.add_argument(
         "--base-adapter", metavar="NAME|FILE", help="the adapter for the base (default: the first that fits)"
     )
     parser.add_argument("--only", choices=PARTS, help="judge only this part of the contracts")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the result as Markdown, for a review")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the result as Markdown")
     parser.add_argument("--scorecard", metavar="FILE", type=Path, help="write the result as a column of the scorecard")
     parser.add_argument("--pin", action="store_true", help="also pin the release; docs/releases.md explains it")
     args = parser.parse_args()

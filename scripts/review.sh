@@ -4,11 +4,11 @@ usage() {
   cat <<'EOF'
 usage: scripts/review.sh [-h] N | DIR@REF [--against REF] | --all
 
-Review patch N of the series, or the last commit of a ref of a clone of mlx-lm. It prints the size and the files, and the public
-names that the patch adds, removes and changes. It says whether
-  the series up to the patch builds a wheel,
-  the patch's own tests pass with it and fail without it, and if they fail with a wrong result or because a name is missing,
-  mlx-lm's own tests of what it changes fail nothing more than without it.
+Review patch N, or the last commit of a branch of your clone of mlx-lm. The script prints the size, the files, and the public names
+that the patch adds, removes and changes. It tests whether
+  the patches up to this one build a wheel,
+  the tests of the patch pass with it and fail without it (because of a wrong result, or only because a name is missing),
+  mlx-lm's own tests of the changed files pass as before.
 
   scripts/review.sh 6                                  one patch: a minute or less
   scripts/review.sh ~/mlx-lm@fix                       the last commit of a branch
