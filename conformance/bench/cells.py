@@ -133,7 +133,7 @@ def measure(subject: Subject, task: Task, strategies: Sequence[Strategy], plan: 
     ready = Ready(subject, prompt, plan, text)
     repeats = plan.repeats * (plan.fine_factor if task.workload in plan.fine else 1)
     for strategy, row in zip(strategies, compared(ready, strategies, repeats), strict=True):
-        yield subject.labels() | task.labels() | strategy.labels() | {"prompt_tokens": len(prompt)} | row
+        yield subject.labels() | task.labels() | {"strategy": strategy.name, "prompt_tokens": len(prompt)} | row
 
 
 def compared(ready: Ready, strategies: Sequence[Strategy], repeats: int) -> Iterator[Row]:

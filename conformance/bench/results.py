@@ -17,7 +17,7 @@ from conformance.bench.plan import Plan
 from conformance.testing.device import device
 
 # The stages that compare drafted with plain decoding on each prompt.
-CELLS = ("workloads", "types", "memory")
+CELLS = ("workloads", "types")
 RUN = ["model", "device"]
 PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")
 Results = dict[str, pd.DataFrame]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from conformance.bench import costs, models, serving, strategies, tasks
 from conformance.bench.cells import Row, measure
 from conformance.bench.models import Subject
 from conformance.bench.plan import Plan, Progress
-from conformance.bench.strategies import Strategy
 from conformance.bench.tasks import ALSO_GIVEN, GIVEN, OWN, Task
 
 # Enough to see the effect of a number type: two workloads that copy, one that repeats nothing.
@@ -25,7 +22,6 @@ def stages_of(subject: Subject, plan: Plan, progress: Progress) -> dict[str, Sta
     found: dict[str, Stage] = {
         "blocks": lambda: blocks(subject, plan, progress),
         "workloads": lambda: workloads(subject, plan, progress),
-        "memory": lambda: memory(subject, plan, progress),
         "serving": lambda: serving.measure(subject, plan, progress),
     }
     return found | {"types": lambda: types(subject, plan, progress)} if subject.fixture else found
@@ -34,7 +30,7 @@ def stages_of(subject: Subject, plan: Plan, progress: Progress) -> dict[str, Sta
 def told(rows: Iterable[Row], progress: Progress) -> Iterator[Row]:
     for row in rows:
         speed = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
-        what = f"{row['task']}, {row['answer']} answer, {row['size']}: {row['strategy']}, {row['state']}"
+        what = f"{row['task']}, {row['answer']} answer, {row['size']}: {row['strategy']}"
         progress(f"{row['model']} {row['weights']}, {what} {speed}")
         yield row
 
@@ -72,19 +68,3 @@ def types(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
         for task in (found[key] for key in TYPES_SHOWN if key in found):
             default = strategies.main_ones(one)[:1]
             yield from told(measure(one, task, default, replace(plan, fine=())), progress)
-
-
-def memory(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
-    """Turns of edits with an n-gram memory of the earlier turns, and with a memory of the answers of another model."""
-    strategies.warmed(subject)
-    asked = [task for task in tasks.edits(subject, plan) if task.workload == "edits-short"]
-    last = asked[-1]
-    other = subject.encode([*last.messages, {"role": "assistant", "content": last.answer}], answered=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for task in asked:
-            before = [subject.encode(task.messages[:-1], answered=True)] if task.turn > 1 else []
-            chosen: list[Strategy] = []
-            for state, texts in (("cold", before), ("warm", [other])):
-                path = strategies.saved(subject, texts, Path(folder) / state)
-                chosen.append(strategies.remembered(subject, path, state))
-            yield from told(measure(subject, task, chosen, plan), progress)

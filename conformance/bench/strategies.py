@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft import DraftOptions, ModelDraftStrategy, NgramModStrategy, NgramModTable
-from mlx_lm.draft.model import vocab_size_of
+from mlx_lm.draft import DraftOptions, ModelDraftStrategy
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.bench.models import Subject, copied, fill
@@ -26,10 +24,6 @@ class Strategy:
     name: str
     make: Callable[[list[int]], Any]
     loop: dict[str, Any] = field(default_factory=dict)
-    state: str = "cold"
-
-    def labels(self) -> dict[str, str]:
-        return {"strategy": self.name, "state": self.state}
 
 
 class Recorded:
@@ -58,16 +52,6 @@ def looked_up(subject: Subject, draft_type: str) -> Strategy:
     return Strategy(draft_type, lambda prompt: observed(options.make_strategy(subject.model), prompt))
 
 
-def remembered(subject: Subject, path: Path, state: str) -> Strategy:
-    """Drafts from a saved memory, which every run loads anew."""
-    vocab = vocab_size_of(subject.model)
-
-    def make(prompt: list[int]) -> Any:
-        return observed(NgramModStrategy(NgramModTable.load(str(path)), vocab), prompt)
-
-    return Strategy("ngram-mod", make, state=state)
-
-
 def modelled(name: str, draft: Any) -> Strategy:
     """Drafts with a draft model. Its cache already holds the prompt, as the cache of the model does."""
     held: dict[tuple[int, ...], list[Any]] = {}
@@ -88,18 +72,6 @@ def main_ones(subject: Subject) -> list[Strategy]:
     """The default strategy first, the others, and a draft model if there is one."""
     lookups = [looked_up(subject, name) for name in LOOKUPS]
     return lookups if subject.draft is None else [*lookups, modelled(*subject.draft)]
-
-
-def saved(subject: Subject, texts: Sequence[Sequence[int]], path: Path) -> Path:
-    """A memory that has learned some conversations."""
-    table = NgramModTable(vocab_size=vocab_size_of(subject.model))
-    for text in texts:
-        strategy = NgramModStrategy(table)
-        # The table learns a long text in slices.
-        for start in range(0, len(text), 256):
-            strategy.observe(text[start : start + 256])
-    table.save(str(path))
-    return path
 
 
 def warmed(subject: Subject) -> None:

@@ -82,26 +82,10 @@ def strategies(results: Results) -> str:
     """All strategies, on the prompts that more than the default had."""
     found, labels = cells(results, "workloads"), ["device", "model", "task", "answer", "size"]
     several = found.groupby(labels).strategy.transform("nunique") > 1
-    wide = side_by_side(found[several], labels, "strategy", ["speed"]).speed
+    found = found[several].assign(speed=lambda rows: rows.speed.map(number).where(rows.parity, NO_PARITY))
+    wide = found.set_index([*labels, "strategy"]).speed.unstack(sort=False)
     names = {name: name for name in ("model", *labels[2:], *wide)}
     return shown(wide.fillna("—").reset_index(), **(names | {"task": "prompt", "size": "context"}))
-
-
-def turns(results: Results) -> str:
-    """The n-gram memory turn by turn."""
-    found = cells(results, "memory")
-    wide = side_by_side(found, ["device", "model", "workload", "turn"], "state", ["speed", "acceptance"])
-    wide.columns = [f"{value} {state}" for value, state in wide.columns]
-    names = {name: name for name in ("model", "workload", "turn")}
-    heads = {f"speed {state}": state for state in ("cold", "warm")}
-    heads |= {f"acceptance {state}": f"accepted {state}" for state in ("cold", "warm")}
-    return shown(wide.reset_index(), **(names | heads))
-
-
-def side_by_side(found: pd.DataFrame, labels: list[str], across: str, columns: list[str]) -> pd.DataFrame:
-    """A row for each combination of labels, and for each value of another label its columns."""
-    found = found.assign(speed=found.speed.map(number).where(found.parity, NO_PARITY))
-    return found.set_index([*labels, across])[columns].unstack(across, sort=False)
 
 
 def types(results: Results) -> str:
@@ -128,7 +112,6 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "strategies": ("workloads", strategies),
     "costs": ("blocks", costs),
     "types": ("types", types),
-    "turns": ("memory", turns),
     "serving": ("serving", serving),
 }
 

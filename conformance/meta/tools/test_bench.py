@@ -57,7 +57,7 @@ def result(speed: float | None = 2.0, strategy: str = strategies.AUTO, low: floa
     some = speed is not None
     return {
         **{"device": "d", "model": "m", "weights": "bf16", "workload": "echo", "task": "echo 1", "answer": "own"},
-        **{"size": "short", "turn": 1, "strategy": strategy, "state": "cold", "prompt_tokens": 50, "parity": some},
+        **{"size": "short", "turn": 1, "strategy": strategy, "prompt_tokens": 50, "parity": some},
         **{"tokens": 9, "decoded": 9, "tokens_per_forward": 3.0, "fed_per_token": 1.5, "acceptance": 0.5},
         **{"blocks": "3:3", "plain_tps": 10.0, "speed": speed, "low": low if some else None},
         **{"high": 2.5 if some else None},
@@ -212,17 +212,6 @@ def test_the_tables_of_known_results(shown: Any) -> None:
     assert "| 2 | no parity |" in shown.tables.workloads(frames(workloads=[result(2.0), result(None)]))
     assert "| 1.00 | 1.50 | 1.00 |" in shown.tables.costs(found)
     assert shown.tables.made("serving", found) == shown.tables.NOTHING
-
-
-def test_a_memory_has_a_line_a_turn(shown: Any) -> None:
-    cells = [
-        result(1.0, turn=1, acceptance=None),
-        result(3.0, turn=1, state="warm"),
-        result(2.0, turn=2, acceptance=None),
-        result(None, turn=2, state="warm"),
-    ]
-    lines = shown.tables.turns(frames(memory=cells)).splitlines()[2:]
-    assert lines == ["| m | echo | 1 | 1.00 | 3.00 | — | 0.50 |", "| m | echo | 2 | 2.00 | no parity | — | 0.50 |"]
 
 
 @pytest.mark.planted
