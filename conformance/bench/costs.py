@@ -5,19 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
 from conformance.bench.models import Cache, Subject, copied
 from conformance.bench.plan import Plan, Progress
 
-# The number of plain decoding steps in one timing.
-STEPS = 10
 PREFIX = "block of "
 
 
@@ -39,25 +35,6 @@ def block_seconds(model: Any, cache: Cache, lengths: Sequence[int], repeats: int
     return {length: statistics.median(values[1:]) for length, values in samples.items()}
 
 
-def plain_step(model: Any, cache: Cache, repeats: int) -> float:
-    """The cost of a plain decoding step, in forward passes of one token. Its preparation overlaps the step before."""
-    steps = generate_step(mx.array([1, 2]), model, max_tokens=-1, prompt_cache=copied(cache))
-    waited, ratios = copied(cache), []
-    with closing(steps):
-        next(steps)
-        for _ in range(repeats):
-            mx.synchronize(generation_stream)
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                next(steps)
-            mx.synchronize(generation_stream)
-            middle = time.perf_counter()
-            for i in range(STEPS):
-                mx.eval(model(mx.array([[1 + i % 7]]), cache=waited))
-            ratios.append((middle - start) / (time.perf_counter() - middle))
-    return statistics.median(ratios)
-
-
 def measure(subject: Subject, contexts: Sequence[int], plan: Plan, progress: Progress) -> Iterator[dict[str, Any]]:
     """A row for each context. Costs are in forward passes of one token."""
     vocab = subject.tokenizer.vocab_size
@@ -68,7 +45,6 @@ def measure(subject: Subject, contexts: Sequence[int], plan: Plan, progress: Pro
         yield subject.labels() | {
             "context": context,
             "ms a token": 1e3 * seconds[1],
-            "plain step": plain_step(subject.model, cache, plan.repeats),
             **{f"{PREFIX}{length}": value / seconds[1] for length, value in seconds.items()},
             "MiB of cache": sum(c.nbytes for c in cache) / 2**20,
         }

@@ -46,16 +46,6 @@ def speed_up(results: Results) -> Figure:
     return figure
 
 
-def acceptance(results: Results) -> Figure:
-    """A point for each cell. It shows that the share of accepted tokens alone does not decide the speed."""
-    found = main_model(results)
-    wide = found.pivot(columns="strategy", values="speed")[found.strategy.unique()].set_index(found.acceptance)
-    axes = wide.plot(style=list("osD^vP"), alpha=0.7, figsize=(7, 4.5))
-    axes.axhline(1, color="black", lw=1)
-    axes.set(xlabel="share of drafted tokens that were accepted", ylabel=SPEED)
-    return axes.figure
-
-
 def block_cost(results: Results) -> Figure:
     """A line for each model and context."""
     found = results["blocks"].set_index(["model", "weights", "context"])
@@ -71,7 +61,6 @@ def block_cost(results: Results) -> Figure:
 # The stage that each picture shows, and what draws it.
 PICTURES = {
     "speed-up": ("workloads", speed_up),
-    "acceptance": ("workloads", acceptance),
     "block-cost": ("blocks", block_cost),
 }
 

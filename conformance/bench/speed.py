@@ -10,7 +10,6 @@ drafter.
 
 from __future__ import annotations
 
-import random
 import sys
 from dataclasses import replace
 from functools import partial
@@ -24,13 +23,8 @@ from conformance.smollm2.tasks import TASKS
 from conformance.testing.arguments import at_least_one, parser
 from conformance.testing.tables import line, table
 from conformance.testing.texts.prompts import PROMPTS
-from conformance.testing.texts.workloads import Message, ambiguous_text, chat, fenced
 
 HEAD = ("prompt", "strategy", "speed", "spread", "plain tokens a second", "tokens", "tokens a forward", "fed a token")
-
-
-def ambiguous(seed: int) -> list[Message]:
-    return chat(f"Write prose.\n{fenced(ambiguous_text(random.Random(seed))(60))}")
 
 
 def main() -> int:
@@ -44,8 +38,6 @@ def main() -> int:
     add("--prompts", nargs="+", metavar="NAME", help="some of the prompts")
     args = options.parse_args()
     known = {name: make() for name, make in TASKS.items()} if args.model else PROMPTS
-    if not args.model:
-        known = known | {f"ambiguous {seed}": ambiguous(seed) for seed in range(2)}
     if args.repeats < LEAST_REPEATS:
         options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
     if unknown := set(args.prompts or ()) - set(known):

@@ -45,7 +45,6 @@ def blocks(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
 
 def workloads(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     """All workloads: the default strategy on every prompt, the others on one each."""
-    strategies.warmed(subject)
     every = strategies.main_ones(subject)
     for task in tasks.every(subject, plan):
         chosen = every if shows_a_class(subject, task) else every[:1]
@@ -63,7 +62,6 @@ def types(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
     """Some workloads in all number types. They show how much of a gain comes from a slow baseline."""
     for weights in (subject.weights, *TYPES):
         one = models.larger(plan.hidden, weights)
-        strategies.warmed(one)
         found = {(task.workload, task.form): task for task in tasks.singles(one, replace(plan, prompts=1))}
         for task in (found[key] for key in TYPES_SHOWN if key in found):
             default = strategies.main_ones(one)[:1]

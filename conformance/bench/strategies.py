@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import mlx.core as mx
 from mlx_lm.draft import DraftOptions, ModelDraftStrategy
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -72,8 +71,3 @@ def main_ones(subject: Subject) -> list[Strategy]:
     """The default strategy first, the others, and a draft model if there is one."""
     lookups = [looked_up(subject, name) for name in LOOKUPS]
     return lookups if subject.draft is None else [*lookups, modelled(*subject.draft)]
-
-
-def warmed(subject: Subject) -> None:
-    """Warm up, so that the first run does not pay for compilation."""
-    mx.eval(subject.model(mx.array([[1, 2]]), cache=make_prompt_cache(subject.model)))

@@ -96,7 +96,7 @@ def types(results: Results) -> str:
 def costs(results: Results) -> str:
     found = results["blocks"]
     blocks = [name for name in found if name.startswith(PREFIX)]
-    names = ["model", "weights", "context", "ms a token", "plain step", *blocks, "MiB of cache"]
+    names = ["model", "weights", "context", "ms a token", *blocks, "MiB of cache"]
     return shown(found, **{name: name for name in names})
 
 

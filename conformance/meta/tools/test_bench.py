@@ -66,7 +66,7 @@ def result(speed: float | None = 2.0, strategy: str = strategies.AUTO, low: floa
 
 
 def blocks(cost: float, context: int = 50, **labels: Any) -> Row:
-    row = {"device": "d", "model": "m", "weights": "bf16", "context": context, "ms a token": 1.0, "plain step": 1.0}
+    row = {"device": "d", "model": "m", "weights": "bf16", "context": context, "ms a token": 1.0}
     return row | {"block of 1": 1.0, "block of 3": cost, "MiB of cache": 1.0} | labels
 
 
@@ -172,23 +172,6 @@ def test_the_ideal() -> None:
     assert costs.ideal(6, {6: 1}, {1: 1.0, 2: 1.5, 4: 2.0}) == pytest.approx(6 / 2.5)
 
 
-def test_a_step_of_plain_decoding_in_passes_of_one_token(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    def model(tokens: mx.array, cache: list[Any]) -> mx.array:
-        nonlocal now
-        now += tokens.size if tokens[0, 0].item() < 8 else 0.5
-        # Decoded tokens differ from the tokens that are fed for timing.
-        return mx.where(mx.arange(64) == 9, 1.0, subject.model(tokens, cache=cache)[..., :64] * 0)
-
-    cache = subject.prefilled(list(range(1, 30)))
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    # A pass takes one second, and a step of plain decoding half a second.
-    assert costs.plain_step(model, cache, repeats=3) == 0.5
-    # Timing does not change the cache.
-    assert cache[0].offset == 29
-
-
 def test_the_ideal_is_at_the_costs_after_the_context_next_to_the_prompt(shown: Any) -> None:
     prompts = [result(1.5), result(1.5, prompt_tokens=8000), result(None), result(1.5, weights="fp16")]
     found = shown.results.cells(frames(workloads=prompts, blocks=[blocks(1.5), blocks(3.0, 8192)]), "workloads")
@@ -237,7 +220,7 @@ def test_the_pictures_are_drawn(shown: Any, tmp_path: Path) -> None:
     cells = [result(2.0), result(0.9, workload="prose", low=0.8), result(1.5, "suffix"), result(None, "ngram-mod")]
     found = frames(workloads=cells, blocks=[blocks(1.5)])
     drawn = [path.name for path in shown.pictures.draw(found, tmp_path)]
-    assert drawn == ["speed-up.png", "acceptance.png", "block-cost.png"]
+    assert drawn == ["speed-up.png", "block-cost.png"]
     (axes,) = shown.pictures.speed_up(found).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["prose", "echo"]
     assert [(bar.get_x(), round(bar.get_width(), 6)) for bar in axes.patches] == [(1, -0.1), (1, 1.0)]
