@@ -57,19 +57,25 @@ def modules(tree: Path) -> list[tuple[str, ast.Module]]:
     return [(path.relative_to(tree).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
+@cache
+def nodes(tree: Path) -> list[tuple[str, ast.ClassDef | ast.Call]]:
+    """Every class and every call, also inside functions."""
+    kinds = (ast.ClassDef, ast.Call)
+    return [(file, node) for file, module in modules(tree) for node in ast.walk(module) if isinstance(node, kinds)]
+
+
 def _name(node: ast.expr) -> str:
-    return ast.unparse(node).rpartition(".")[2]
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def caches(tree: Path) -> set[str]:
     """Every class that may be the cache of a layer, as ``file:Class``. A name with an underscore is a base class."""
     found = set()
-    for file, module in modules(tree):
-        for node in ast.walk(module):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                named = any(name.endswith("Cache") for name in [node.name, *map(_name, node.bases)])
-                if named or CACHE_METHODS & {item.name for item in node.body if isinstance(item, Function)}:
-                    found.add(f"{file}:{node.name}")
+    for file, node in nodes(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            named = any(name.endswith("Cache") for name in [node.name, *map(_name, node.bases)])
+            if named or CACHE_METHODS & {item.name for item in node.body if isinstance(item, Function)}:
+                found.add(f"{file}:{node.name}")
     return found
 
 
@@ -88,8 +94,7 @@ def options(tree: Path) -> set[str]:
     """Every option of every parser, as ``file:--option``."""
     return {
         f"{file}:{argument.value}"
-        for file, module in modules(tree)
-        for node in ast.walk(module)
+        for file, node in nodes(tree)
         if isinstance(node, ast.Call) and _name(node.func) == "add_argument"
         for argument in node.args
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str) and argument.value[:1] == "-"
