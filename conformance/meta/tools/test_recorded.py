@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.draft import BlockCosts, Proposal, acceptance, edit
 
 from conformance.recorded import answers
-from conformance.recorded.answers import ANSWERS, DATA, EDITS, KEPT, KnownEdit, document_of, is_judge
+from conformance.recorded.answers import ANSWERS, DATA, EDITS, KEPT, SAMPLED, Answer, KnownEdit, document_of, is_judge
 from conformance.recorded.pairs import parts_of_both
 from conformance.recorded.record import likeliest
 from conformance.recorded.streams import EOS, LOOPS, load
@@ -43,6 +43,14 @@ def test_the_answers_are_whole() -> None:
         assert EOS not in one.answer[:-1]
 
 
+def test_the_sampled_answers_are_whole_and_no_greedy_ones() -> None:
+    recorded = [Answer(**one) for one in answers.read(SAMPLED)[1]]
+    assert len(recorded) >= 60
+    assert len({one.kind for one in recorded}) == 15
+    assert all(len(one.answer) == len(one.likeliest) == len(one.logprobs) for one in recorded)
+    assert not any([step[0] for step in one.likeliest] == one.answer for one in recorded if len(one.answer) > 20)
+
+
 def test_the_edits_are_whole() -> None:
     recorded = [KnownEdit(**one) for one in answers.read(EDITS)[1]]
     assert len({one.kind for one in recorded}) == 5
@@ -53,7 +61,7 @@ def test_the_files_are_small() -> None:
     assert sum(path.stat().st_size for path in DATA.iterdir()) < LARGEST
 
 
-@pytest.mark.parametrize("path", [ANSWERS, EDITS], ids=["answers", "edits"])
+@pytest.mark.parametrize("path", [ANSWERS, SAMPLED, EDITS], ids=["answers", "sampled", "edits"])
 def test_no_document_is_in_both_parts(path: Path) -> None:
     found = sources(path)
     fit, judge = ({document_of(one) for one in found if is_judge(one) == part} for part in (False, True))
@@ -62,7 +70,7 @@ def test_no_document_is_in_both_parts(path: Path) -> None:
     assert not fit & judge
 
 
-@pytest.mark.parametrize("what", ["answers", "edits"])
+@pytest.mark.parametrize("what", ["answers", "sampled", "edits"])
 def test_the_parts_are_all(what: str) -> None:
     assert len(load(what, "fit")) + len(load(what, "judge")) == len(load(what))
 
