@@ -15,8 +15,10 @@ import pytest
 from mlx_lm import load
 
 from conformance import FIXTURE
+from conformance.adapters import Adapters
 from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
+from conformance.judging import plugin as judging
 from conformance.scorecard import plugin as scorecard
 from conformance.scorecard.rows import THE_SUITE
 from conformance.stages import plugin as stages
@@ -32,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="write the result of each test; give it as --scorecard=FILE, without spaces",
     )
 
+    parser.addoption("--adapter", action="append", metavar="NAME|FILE", help="an adapter; default: all that fit")
     parser.addoption("--stage", metavar="NAME", help="only the tests that hold after this stage of the series")
     parser.addoption("--other-tests", action="store_true", help="with --stage: those that have no line for it yet")
 
@@ -44,8 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         lines, others = stages.read(stages.FILE.read_text()), config.getoption("--other-tests")
         config.pluginmanager.register(stages.Plugin(stage, lines, stages.order(), others), "stages")
     # What the last stage is expected to fail may not be there yet.
-    strict = stage is None and expected.stem == f"{release}-{flavour}"
+    adapters = config.getoption("--adapter")
+    # Nor does a tree that only descends from a release, or is asked through other adapters, fail the same.
+    of_the_release = expected.stem == f"{release}-{flavour}" and "+tree" not in mlx_lm.__version__ and not adapters
+    strict = stage is None and of_the_release
     config.pluginmanager.register(Plugin(expected, strict), "expectations")
+    config.pluginmanager.register(judging.Plugin(adapters), "judging")
     if (path := config.getoption("--scorecard")) is not None:
         about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
         about |= {"device": device(), "python": platform.python_version()}
@@ -65,6 +72,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_report_header() -> str:
     versions = f"mlx-lm {mlx_lm.__version__} at {mlx_lm.__file__}, mlx {version('mlx')}"
     return f"{versions} on {mx.default_device()}"
+
+
+@pytest.fixture(scope="session")
+def adapter(pytestconfig: pytest.Config) -> Adapters:
+    """What the features of the installed mlx-lm are called through."""
+    plugin: Any = pytestconfig.pluginmanager.get_plugin("judging")
+    adapters: Adapters = plugin.adapters
+    return adapters
 
 
 @pytest.fixture(scope="session")

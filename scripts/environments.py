@@ -6,17 +6,20 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkout import git
 from install import mlx_extra, quiet_pip, run
-from pin import VENDOR, Refused, make_venv, temporary
+from pin import VENDOR, Refused, make_venv, pip_command, releases, temporary
 
 JUDGED = VENDOR / "judged"
-# The suite needs these packages to send requests to a server.
-NEEDS = ("requests",)
+# The suite needs these packages to ask.
+NEEDS = ("coverage>=7.10", "pytest>=8", "requests")
 RELEASE = re.compile(r"\d+(\.\d+)+\w*")
+# Where the branches of a clone begin.
+BRANCHES = ("upstream/main", "origin/main", "main")
 IGNORED = (".git", ".venv", "venv", "build", "dist", "__pycache__", "*.egg-info", ".tox")
 
 
@@ -29,9 +32,10 @@ class Environment:
     def python(self) -> Path:
         return self.folder / "venv" / "bin" / "python"
 
-    def result(self, side: str) -> Path:
-        """The file of the results. A tree can be its own base with another adapter, so each side has a file."""
-        return self.folder / f"{side}.json"
+    @property
+    def package(self) -> Path:
+        """The installed files of mlx_lm."""
+        return next((self.folder / "venv" / "lib").glob("python*/site-packages/mlx_lm"))
 
 
 def environment(name: str) -> Environment:
@@ -41,8 +45,7 @@ def environment(name: str) -> Environment:
         if _stale(at, name):
             _install(at, name, f"mlx-lm{mlx_extra()}=={name}")
         return at
-    source, _, ref = name.partition("@")
-    where = Path(source).expanduser().resolve()
+    where, ref = _place(name)
     if not (where / "mlx_lm").is_dir() and not ref:
         raise Refused(f"{name} is no release, no directory with mlx_lm in it and no DIRECTORY@REF.")
     with temporary("tree") as scratch:
@@ -54,6 +57,49 @@ def environment(name: str) -> Environment:
     return at
 
 
+def base_of(name: str) -> str:
+    """The tree that another one is compared with: where a branch began, or the release before."""
+    if RELEASE.fullmatch(name):
+        return _release_before(name)
+    where, ref = _place(name)
+    if git(where, "rev-parse", "--show-toplevel", check=False).stdout.strip() != str(where):
+        return _release_of(where)
+    commit = _commit(where, ref or "HEAD")
+    for branch in BRANCHES:
+        start = git(where, "merge-base", commit, branch, check=False).stdout.strip()
+        if start and (start != commit or (not ref and git(where, "status", "--porcelain").stdout.strip())):
+            return f"{where}@{start[:12]}"
+    tag = git(where, "describe", "--tags", "--abbrev=0", "--match", "v*", f"{commit}^", check=False).stdout.strip()
+    return f"{where}@{tag}" if tag else _release_of(where)
+
+
+def _release_of(where: Path) -> str:
+    """The release that a tree was made from, or else the pinned default."""
+    known = _version(where)
+    return known if known != "0" else releases()[1]
+
+
+def _release_before(version: str) -> str:
+    with temporary("before") as scratch:
+        pip = [*pip_command(scratch), "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+        done = subprocess.run([*pip, "--report", "-", f"mlx-lm<{version}"], capture_output=True, text=True)
+    if done.returncode:
+        raise Refused(f"no release before {version} was found on the package index: --base names one.")
+    return str(json.loads(done.stdout)["install"][0]["metadata"]["version"])
+
+
+def _place(name: str) -> tuple[Path, str]:
+    source, _, ref = name.partition("@")
+    return Path(source).expanduser().resolve(), ref
+
+
+def _commit(where: Path, ref: str) -> str:
+    found = git(where, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
+    if found.returncode:
+        raise Refused(f"{where} has no commit {ref}.")
+    return found.stdout.strip()
+
+
 def _folder(name: str, identity: str) -> Environment:
     short = re.sub(r"[^\w.]+", "-", name).strip("-")[-40:]
     return Environment(name, JUDGED / f"{short}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}")
@@ -62,10 +108,7 @@ def _folder(name: str, identity: str) -> Environment:
 def _unpack(where: Path, ref: str, into: Path) -> tuple[str, str]:
     """Copy a tree. Returns its version and a key that changes with its content."""
     if ref:
-        found = git(where, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
-        if found.returncode:
-            raise Refused(f"{where} has no commit {ref}.")
-        commit = found.stdout.strip()
+        commit = _commit(where, ref)
         git(where.parent, "clone", "--quiet", "--shared", "--no-checkout", str(where), str(into))
         git(into, "checkout", "--quiet", "--detach", commit)
         shutil.rmtree(into / ".git")
@@ -91,9 +134,13 @@ def _stamp(at: Environment) -> Path:
     return at.folder / "installed.json"
 
 
+def _wanted(key: str) -> dict[str, object]:
+    return {"key": key, "extra": mlx_extra(), "needs": list(NEEDS)}
+
+
 def _stale(at: Environment, key: str) -> bool:
     stamp = _stamp(at)
-    return not stamp.exists() or json.loads(stamp.read_text()) != {"key": key, "extra": mlx_extra()}
+    return not stamp.exists() or json.loads(stamp.read_text()) != _wanted(key)
 
 
 def _install(at: Environment, key: str, what: str, env: dict[str, str] | None = None) -> None:
@@ -107,4 +154,4 @@ def _install(at: Environment, key: str, what: str, env: dict[str, str] | None = 
     run(*pip, what, *NEEDS, env=env)
     if " @ " in what:
         run(*pip, "--force-reinstall", "--no-deps", what.partition(" @ ")[2], env=env)
-    _stamp(at).write_text(json.dumps({"key": key, "extra": mlx_extra()}) + "\n")
+    _stamp(at).write_text(json.dumps(_wanted(key)) + "\n")

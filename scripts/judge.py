@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from add_release import add
-from environments import JUDGED, RELEASE, Environment, environment
+from environments import JUDGED, RELEASE, Environment, base_of, environment
 from pin import ROOT, Refused, Release, alone, ended, releases
 
 sys.path.insert(0, str(ROOT))
-from conformance.judging.column import column
-from conformance.judging.compare import differences, red
-from conformance.judging.screen import markdown, reproductions, screen
+from conformance.judging.difference import compared, differences, red
+from conformance.judging.ran import changed_files, looked_at
+from conformance.judging.results import PARTS
+from conformance.judging.run import NotAsked, Run
+from conformance.judging.screen import Judgement, markdown, screen
 
-PARTS = ("caches", "decoding", "commands", "server")
 COULD_NOT = 2
-SIDES = ("base", "tree")
 
 
 def parse_args() -> argparse.Namespace:
@@ -34,16 +34,26 @@ def parse_args() -> argparse.Namespace:
         prog="scripts/judge.sh",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged or pinned",
+        epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged or pinned, or some was not "
+        "called",
     )
     parser.add_argument("tree", metavar="TREE", help="the source tree to test")
-    parser.add_argument("--base", metavar="TREE", help="the tree to compare with (default: the pinned default release)")
-    parser.add_argument("--adapter", metavar="NAME|FILE", help="the adapter for TREE (default: the first that fits)")
     parser.add_argument(
-        "--base-adapter", metavar="NAME|FILE", help="the adapter for the base (default: the first that fits)"
+        "--base", metavar="TREE", help="the tree to compare with (default: where a branch began, or the release before)"
     )
-    parser.add_argument("--only", choices=PARTS, help="judge only this part of the contracts")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the result as Markdown")
+    parser.add_argument(
+        "--adapter",
+        metavar="NAME|FILE",
+        action="append",
+        default=[],
+        help="an adapter for TREE (default: all that fit)",
+    )
+    parser.add_argument("--base-adapter", metavar="NAME|FILE", action="append", default=[], help="one for the base")
+    parser.add_argument("--only", choices=PARTS, action="append", help="ask only this part")
+    parser.add_argument("--all", action="store_true", help="ask all parts, whatever the tree changes")
+    parser.add_argument(
+        "--markdown", metavar="FILE", type=Path, help="write all of the result as Markdown, for a review"
+    )
     parser.add_argument("--scorecard", metavar="FILE", type=Path, help="write the result as a column of the scorecard")
     parser.add_argument("--pin", action="store_true", help="also pin the release; docs/releases.md explains it")
     args = parser.parse_args()
@@ -54,20 +64,30 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def started(at: Environment, side: str, adapter: str | None, only: str | None) -> subprocess.Popen[str]:
-    command = [str(at.python), "-m", "conformance.judging", "--out", str(at.result(side))]
-    command += ["--adapter", adapter] if adapter else []
-    command += ["--only", only] if only else []
-    at.result(side).unlink(missing_ok=True)
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+def run_of(at: Environment, side: str, adapters: list[str]) -> Run:
+    named = [str(Path(name).resolve()) if Path(name).is_file() else name for name in adapters]
+    return Run(at.python, at.folder / side, at.package, named)
 
 
-def finished(at: Environment, side: str, run: subprocess.Popen[str]) -> dict[str, Any]:
-    said = run.communicate()[1].strip().splitlines()
-    if run.returncode or not at.result(side).exists():
-        raise Refused(f"{at.name}: {said[-1] if said else 'it ended without a message'}")
-    judged: dict[str, Any] = json.loads(at.result(side).read_text())
-    return judged
+def parts_of(args: argparse.Namespace, base: Path, tree: Path) -> list[str]:
+    """The parts that are named, or those whose paths the tree changes."""
+    if args.only:
+        return list(dict.fromkeys(args.only))
+    changed = changed_files(base, tree)
+    touched = [part for part, (_, paths) in PARTS.items() if any(re.match(paths, name) for name in changed)]
+    return list(PARTS) if args.all or args.scorecard or args.adapter else touched or list(PARTS)
+
+
+def column(run: Run, parts: list[str], name: str) -> dict[str, Any]:
+    """The parts of a run as one column of the scorecard."""
+    made = [json.loads(run.scorecard(part).read_text()) for part in parts]
+    rows: dict[str, dict[str, Any]] = {}
+    for one in made:
+        for row, tests in one["rows"].items():
+            rows.setdefault(row, {}).update(tests)
+    # All that is judged; rows that are not judged have no tests.
+    about: dict[str, Any] = {"release": name, "flavour": "judged", "whole": True, "rows": rows}
+    return {**made[0], **about}
 
 
 def of_patches(said: str) -> list[str]:
@@ -93,29 +113,33 @@ def series_fits(version: str) -> str:
 
 def judged(args: argparse.Namespace) -> int:
     start = time.monotonic()
-    base_name = args.base or releases()[1]
-    adapter = str(Path(args.adapter).resolve()) if args.adapter and Path(args.adapter).is_file() else args.adapter
+    base_name = args.base or base_of(args.tree)
     with alone():
         # The tree first: its name can be wrong.
-        tree_at = environment(args.tree)
-        sides = [environment(base_name), tree_at]
-        print(f"asking {args.tree} and {base_name}", flush=True)
-        asked = list(zip(sides, SIDES, (args.base_adapter, adapter), strict=True))
-        runs = [started(at, side, how, args.only) for at, side, how in asked]
-        base, tree = (finished(at, side, run) for (at, side, _), run in zip(asked, runs, strict=True))
-    names = base_name, args.tree
-    print(screen(base, tree, names))
+        tree_at, base_at = (environment(name) for name in (args.tree, base_name))
+        base, tree = run_of(base_at, "base", args.base_adapter), run_of(tree_at, "tree", args.adapter)
+        parts = parts_of(args, base.package, tree.package)
+        print(f"asking {args.tree} and {base_name}: {', '.join(parts)}", flush=True)
+        try:
+            right, found = base.ask_once(parts), tree.ask(parts, coverage=True)
+        except NotAsked as error:
+            raise Refused(f"it could not be asked: {error}") from error
+        files = looked_at(base.package, tree.package, tree.covered())
+    compared(right, found)
+    command = [str(tree_at.python), "-m", "pytest", "-o", "addopts=", *(f"--adapter={name}" for name in tree.adapters)]
+    judgement = Judgement((base_name, args.tree), right, found, differences(right, found), files, command)
+    file = args.markdown or JUDGED / "last.md"
+    file.write_text(markdown(judgement), "utf-8")
+    print(screen(judgement))
     if RELEASE.fullmatch(args.tree) and args.tree not in releases()[0]:
         print(series_fits(args.tree))
-    for file in reproductions(base, tree, JUDGED / "broken"):
-        print(f"reproduction: {file.relative_to(ROOT)}")
-    print(f"It took {time.monotonic() - start:.0f} s.")
-    if args.markdown:
-        args.markdown.write_text(markdown(base, tree, names), "utf-8")
+    print(f"All of it: {file}. It took {time.monotonic() - start:.0f} s.")
     if args.scorecard:
-        args.scorecard.write_text(json.dumps(column(tree, args.tree), indent=1) + "\n", "utf-8")
-    broken = red(differences(base["cases"], tree["cases"]))
-    return 1 if broken else COULD_NOT if tree["unasked"] else 0
+        args.scorecard.write_text(json.dumps(column(tree, parts, args.tree), indent=1) + "\n", "utf-8")
+    # A file of tests that needs a name which the tree lacks.
+    unasked = [f"{test}: {one.said}" for test, one in found.items() if test.endswith("::import")]
+    print("".join(f"not asked: {said}\n" for said in unasked), end="")
+    return 1 if red(judgement.groups) else COULD_NOT if unasked or any(one.uncalled for one in files) else 0
 
 
 def main() -> int:

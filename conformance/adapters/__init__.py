@@ -1,7 +1,8 @@
 """Adapters call the features of one tree of mlx-lm, a module for each tree. docs/releases.md says how to write one.
 
 An adapter is a module with some of the names below. None of them is required: a missing one counts as "not offered". It
-imports the names of its tree at its top or where it uses them. If the tree lacks a name, the result says so.
+imports the names of its tree at its top or where it uses them. If the tree lacks a name, the result says so. Several
+adapters can fit a tree, for instance one of its new loop and one of its draft models; each drafter is asked.
 
     decode(model, prompt, drafts, **options)   yields (token, log probabilities or None, whether it was drafted)
     DRAFTERS    the names of the drafters that decode knows; each is judged, with its name in drafts.name
@@ -10,6 +11,7 @@ imports the names of its tree at its top or where it uses them. If the tree lack
     can_trim(caches, n), trim(caches, n)       trim returns how many tokens it dropped from each cache
     COMMANDS    the arguments that turn drafting on, by command: {"generate": ["--draft-model", FIXTURE], ...}
     REQUEST     the fields of a request that turn drafting on in a server
+    MODELS      the configurations of models that the tree brings, by their module in mlx_lm.models
     fits()      whether the adapter is for the installed mlx-lm; without it an adapter is used only by name
 """
 
@@ -28,6 +30,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from conformance import FIXTURE as PATH
+from conformance.adapters.looks import parses
 
 # The draft model for the commands.
 FIXTURE = str(PATH)
@@ -35,7 +38,7 @@ FIXTURE = str(PATH)
 SHIPPED = ("series", "backend", "prompt_lookup", "draft_type", "stock")
 CONTRARY = "contrary"
 FUNCTIONS = ("decode", "snapshot", "restore", "can_trim", "trim")
-NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "fits"}
+NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "MODELS", "fits"}
 
 
 class Unusable(Exception):
@@ -111,45 +114,76 @@ class Adapter:
         except ImportError:
             return False
 
-    @property
-    def decode(self) -> Callable[..., Any]:
-        return self._function("decode")
+    def get(self, name: str, default: Any) -> Any:
+        return self._names.get(name, default)
+
+
+class Adapters:
+    """All adapters that are used for a tree. Of those that offer the same, the first one counts."""
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self._all = list(adapters)
 
     @property
-    def drafters(self) -> list[str]:
-        return list(self._names.get("DRAFTERS", ())) if "decode" in self else []
+    def name(self) -> str:
+        return " and ".join(adapter.name for adapter in self._all)
 
-    @property
-    def options(self) -> set[str]:
-        return set(self._names.get("OPTIONS", ()))
+    def __contains__(self, name: str) -> bool:
+        return any(name in adapter for adapter in self._all)
+
+    def _merged(self, name: str) -> dict[str, Any]:
+        return {key: value for adapter in reversed(self._all) for key, value in adapter.get(name, {}).items()}
 
     @property
     def commands(self) -> dict[str, list[str]]:
-        return dict(self._names.get("COMMANDS", {}))
+        """The arguments that turn drafting on. A command whose parser lacks one of them is left out."""
+        return {
+            name: list(options)
+            for name, options in self._merged("COMMANDS").items()
+            if parses(name.split(",")[0], [option for option in options if option.startswith("--")])
+        }
 
     @property
     def request(self) -> dict[str, Any]:
-        return dict(self._names.get("REQUEST", {}))
+        return self._merged("REQUEST")
+
+    @property
+    def models(self) -> dict[str, dict[str, Any]]:
+        return self._merged("MODELS")
+
+    @property
+    def _by_drafter(self) -> dict[str, Adapter]:
+        made: dict[str, Adapter] = {}
+        for adapter in self._all:
+            for name in adapter.get("DRAFTERS", ()) if "decode" in adapter else ():
+                made.setdefault(name, adapter)
+        return made
+
+    @property
+    def drafters(self) -> list[str]:
+        return list(self._by_drafter)
+
+    def options(self, drafter: str) -> set[str]:
+        return set(self._by_drafter[drafter].get("OPTIONS", ()))
+
+    def decode(self, model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Any:
+        return self._by_drafter[drafts.name].get("decode", None)(model, prompt, drafts, **options)
 
     def snapshot(self, caches: list[Any]) -> Any:
-        return self._function("snapshot")(caches)
+        return self.function("snapshot")(caches)
 
     def restore(self, caches: list[Any], snapshot: Any) -> None:
-        self._function("restore")(caches, snapshot)
+        self.function("restore")(caches, snapshot)
 
     def can_trim(self, caches: list[Any], n: int) -> bool:
-        return bool(self._function("can_trim")(caches, n))
+        return bool(self.function("can_trim")(caches, n))
 
     def trim(self, caches: list[Any], n: int) -> Any:
-        return self._function("trim")(caches, n)
+        return self.function("trim")(caches, n)
 
-    def _function(self, name: str) -> Callable[..., Any]:
-        function: Callable[..., Any] = self._names[name]
-        return function
-
-    def functions(self, *names: str) -> list[Callable[..., Any]]:
-        """Some of its functions, to copy into a reproduction that runs without the suite."""
-        return [self._function(name) for name in names]
+    def function(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = next(adapter for adapter in self._all if name in adapter).get(name, None)
+        return found
 
 
 def load(name: str) -> Adapter:
@@ -174,13 +208,16 @@ def load(name: str) -> Adapter:
         raise Unusable(f"the adapter {name} cannot be imported here: {error}.") from error
 
 
-def find() -> Adapter:
-    """The first adapter of this folder that fits the installed mlx-lm."""
+def find() -> Adapters:
+    """The adapters of this folder that fit the installed mlx-lm."""
+    found = []
     for name in SHIPPED:
         try:
             adapter = load(name)
         except Unusable:
             continue
         if adapter.fits():
-            return adapter
-    raise Unusable(f"none of the adapters fits: {', '.join(SHIPPED)}.")
+            found.append(adapter)
+    if not found:
+        raise Unusable(f"none of the adapters fits: {', '.join(SHIPPED)}.")
+    return Adapters(found)

@@ -10,11 +10,12 @@ from typing import Any
 import mlx.core as mx
 
 from conformance.adapters import Drafts
+from conformance.adapters.looks import generate_module, options_of, takes
 from conformance.adapters.stock import can_trim, restore, snapshot, trim
-from conformance.adapters.streams import OPTIONS, generate_module, takes
 
-__all__ = ["OPTIONS", "can_trim", "restore", "snapshot", "trim"]
+__all__ = ["can_trim", "restore", "snapshot", "trim"]
 
+OPTIONS = options_of("prompt_lookup_generate_step")
 COMMANDS = {"generate": ["--prompt-lookup-num-tokens", "4"]}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.adapters import Drafts
+from conformance.adapters import Drafts, series
+from conformance.adapters.looks import takes
 from conformance.adapters.stock import can_trim, restore, snapshot, trim
-from conformance.adapters.streams import OPTIONS, stream, takes
+from conformance.adapters.streams import OPTIONS, stream
 
 __all__ = ["OPTIONS", "can_trim", "restore", "snapshot", "trim"]
 
@@ -18,7 +19,8 @@ REQUEST = {"draft_type": "ngram-simple", "ngram_size": 3, "disable_adaptive_gate
 
 
 def fits() -> bool:
-    return takes("stream_generate", "draft_type")
+    # The series takes it too, and has an adapter of its own.
+    return takes("stream_generate", "draft_type") and not series.fits()
 
 
 def decode(model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Iterator[Any]:

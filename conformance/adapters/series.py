@@ -9,10 +9,12 @@ from typing import Any
 import mlx.core as mx
 
 from conformance.adapters import FIXTURE, Drafts
+from conformance.adapters.looks import options_of
 from conformance.testing.drafts.scripted import Scripted
 
-DRAFTERS = ("scripted", "suffix", "similar", "contrary")
-OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")
+# A draft model is asked for by the adapter of the release.
+DRAFTERS = ("scripted", "suffix")
+OPTIONS = options_of("speculative_generate_step")
 _LOOKUP = ["--draft-type", "auto", "--disable-adaptive-gate"]
 COMMANDS = {
     "generate": _LOOKUP,
@@ -27,26 +29,13 @@ def fits() -> bool:
     return find_spec("mlx_lm.draft") is not None
 
 
-def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, **options: Any) -> Iterator[Any]:
+def decode(model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Iterator[Any]:
     from mlx_lm.draft import SuffixStrategy
     from mlx_lm.generate import speculative_generate_step
-    from mlx_lm.models.cache import make_prompt_cache
 
-    options |= {"prompt_cache": prompt_cache, "num_draft_tokens": 3}
-    both = prompt_cache
-    if drafts.name in ("similar", "contrary"):
-        draft_model = drafts.draft_model(model)
-        both = [*prompt_cache, *make_prompt_cache(draft_model)]
-        options |= {"draft_model": draft_model, "prompt_cache": both}
-    else:
-        strategy = Scripted(drafts.right, max(drafts.right) + 1) if drafts.name == "scripted" else SuffixStrategy()
-        options |= {"draft_strategy": strategy, "disable_adaptive_gate": True}
-    steps = speculative_generate_step(mx.array(prompt), model, **options)
-    try:
-        yield from steps
-    finally:
-        steps.close()
-        prompt_cache[:] = both[: len(prompt_cache)]
+    strategy = Scripted(drafts.right, max(drafts.right) + 1) if drafts.name == "scripted" else SuffixStrategy()
+    how = {"draft_strategy": strategy, "num_draft_tokens": 3, "disable_adaptive_gate": True}
+    yield from speculative_generate_step(mx.array(prompt), model, **how, **options)
 
 
 def snapshot(caches: list[Any]) -> Any:

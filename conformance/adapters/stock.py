@@ -9,16 +9,15 @@ from typing import Any
 import mlx.core as mx
 
 from conformance.adapters import FIXTURE, Drafts
+from conformance.adapters.looks import options_of, takes
 
 DRAFTERS = ("similar", "contrary")
-OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")
+OPTIONS = options_of("speculative_generate_step")
 COMMANDS = {name: ["--draft-model", FIXTURE] for name in ("generate", "server")}
 
 
 def fits() -> bool:
-    from mlx_lm.generate import speculative_generate_step
-
-    return callable(speculative_generate_step)
+    return takes("speculative_generate_step", "draft_model")
 
 
 def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, **options: Any) -> Iterator[Any]:

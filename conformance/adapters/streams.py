@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import MagicMock
 
 import mlx.core as mx
 
-OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")
+from conformance.adapters.looks import options_of
 
-
-def generate_module() -> Any:
-    """The module mlx_lm.generate. An import from the package gives the function of that name."""
-    return importlib.import_module("mlx_lm.generate")
-
-
-def takes(function: str, argument: str) -> bool:
-    """Whether a function of mlx_lm.generate names an argument."""
-    found = getattr(generate_module(), function, None)
-    return found is not None and argument in inspect.signature(found).parameters
+OPTIONS = options_of("stream_generate")
 
 
 def tokens_only() -> Any:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import mlx.core as mx
 from mlx_lm.models import cache as cache_module
 
-from conformance.judging.cases import NotAsked, NotOffered
+from conformance.judging.ask import not_offered
 from conformance.testing.models.architectures import CONFIGS, build, make_cache
 
 VOCAB, WINDOW, CYCLE = 64, 16, 6
@@ -54,9 +54,10 @@ class Family:
             return [cache_module.RotatingKVCache(self.max_kv_size, keep=4) for _ in model.layers]
         return make_cache(model)
 
-    def classes(self) -> list[str]:
+    def rests_on(self) -> list[str]:
         """The names of the classes of its caches, of those that are in a list too."""
-        return sorted(set(_classes(self.caches())))
+        held = sorted(set(_classes(self.caches())))
+        return [self.model, *held, *(["QuantizedKVCache"] if self.options else [])]
 
 
 def _classes(caches: Iterable[Any]) -> Iterable[str]:
@@ -84,6 +85,13 @@ FAMILIES = [
 ]
 
 
+def families(models: dict[str, dict[str, Any]]) -> list[Family]:
+    """All that are asked, and the models that an adapter brings."""
+    CONFIGS.update(models)
+    known = {family.model for family in FAMILIES}
+    return [*FAMILIES, *(Family(name, name) for name in models if name not in known)]
+
+
 def steered(model: Any) -> Any:
     """The model itself, of a class of its own: whoever asks it for an attribute finds what it has."""
     base = type(model)
@@ -101,12 +109,12 @@ def steered(model: Any) -> Any:
 def model_of(family: Family) -> Any:
     """One model a family."""
     if find_spec(f"mlx_lm.models.{family.model}") is None:
-        raise NotOffered(f"the tree has no mlx_lm.models.{family.model}")
+        not_offered(f"the tree has no mlx_lm.models.{family.model}")
     try:
         with patch.dict(CONFIGS, {family.model: config_of(family)}):
             return steered(build(family.model))
     except (TypeError, KeyError, ValueError) as error:
-        raise NotAsked(f"the suite has no configuration for the {family.model} of this tree: {error}") from error
+        not_offered(f"the suite has no configuration for the {family.model} of this tree: {error}")
 
 
 def config_of(family: Family) -> dict[str, Any]:

@@ -1,67 +1,36 @@
-"""A judgement names the contract of each planted fault, and no other contract.
+"""A judgement finds each planted fault, by the test that has to see it: a sample, or all with CONFORMANCE_PROFILE=full.
 
-Each tree has one fault. Its functions have other names than in the release, so that only its adapter can call them. It
-is asked the part of the cases that the fault is in, and all of them with CONFORMANCE_PROFILE=full.
+Each tree has one fault. The test passes on the tree without it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from conformance import ROOT
-from conformance.judging.compare import BAD, differences
-from conformance.judging.plants import PLANTS, PUBLISHED, Plant, plant, published
+from conformance.judging.difference import compared
+from conformance.judging.plants import INTERFACES, NAMES, SAMPLE, TREES, Plant, of_the_series, plant, published
+from conformance.judging.results import BROKEN, HOLDS, Results, read
+from conformance.judging.run import Run
 from conformance.series.patches import commits, unpack
 
-# One way to draft is enough: the faults do not depend on it.
+FULL = os.environ.get("CONFORMANCE_PROFILE") == "full"
+# A tree that calls what the series has by other names, so that only its own adapter can ask it.
 ADAPTER = """
-import copy
 import mlx.core as mx
-from conformance.adapters import FIXTURE
+from conformance.testing.drafts.scripted import Scripted
 from mlx_lm.generate import guessing_steps
-from mlx_lm.models.cache import drop_tokens, make_prompt_cache, may_drop
+from mlx_lm.models.cache import drop_tokens as trim
+from mlx_lm.models.cache import mark_caches as snapshot
+from mlx_lm.models.cache import may_drop as can_trim
+from mlx_lm.models.cache import rewind_caches as restore
 
 OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")
-"""
-ADAPTERS = {
-    "stock": """
-DRAFTERS = ("similar",)
-COMMANDS = {"generate": ["--helper", FIXTURE]}
-
-def decode(model, prompt, drafts, *, prompt_cache, **options):
-    helper = drafts.draft_model(model)
-    both = [*prompt_cache, *make_prompt_cache(helper)]
-    steps = guessing_steps(mx.array(prompt), model, helper, prompt_cache=both, num_draft_tokens=3, **options)
-    try:
-        yield from steps
-    finally:
-        steps.close()
-        prompt_cache[:] = both[: len(prompt_cache)]
-
-def snapshot(caches):
-    return copy.deepcopy(caches)
-
-def restore(caches, snapshot):
-    caches[:] = copy.deepcopy(snapshot)
-
-def can_trim(caches, n):
-    return may_drop(caches)
-
-def trim(caches, n):
-    return drop_tokens(caches, n)
-""",
-    "series": """
-from mlx_lm.models.cache import mark_caches, rewind_caches
-from conformance.testing.drafts.scripted import Scripted
-
 DRAFTERS = ("right in part",)
 COMMANDS = {"generate": ["--guess-with", "auto", "--disable-adaptive-gate"]}
 
@@ -69,114 +38,84 @@ def decode(model, prompt, drafts, **options):
     guesser = Scripted(drafts.right, max(drafts.right) + 1)
     how = dict(guesser=guesser, num_draft_tokens=3, disable_adaptive_gate=True)
     return guessing_steps(mx.array(prompt), model, **how, **options)
-
-def snapshot(caches):
-    return mark_caches(caches)
-
-def restore(caches, snapshot):
-    rewind_caches(caches, snapshot)
-
-def can_trim(caches, n):
-    return may_drop(caches, n)
-
-def trim(caches, n):
-    return drop_tokens(caches, n)
-""",
+"""
+# Interfaces that published experiments have, and what was found in them.
+FOUND = {
+    "draft_type": ("a window out of place", "a flag that is dropped"),
+    "prompt_lookup": ("padding of a recurrent cache lost", "a token short at an exit"),
+    "backend": ("history fed twice",),
 }
 
 
-# Where each contract is asked.
-PARTS = {
-    "C1 snapshot": "caches",
-    "C2 trim": "caches",
-    "C4 blocks": "caches",
-    "C3 exits": "decoding",
-    "C5 processors": "decoding",
-    "C6 options": "commands",
-    "C3 server prefixes": "server",
-}
-
-
-def asked_of(fault: Plant) -> list[str]:
-    return [] if os.environ.get("CONFORMANCE_PROFILE") == "full" else ["--only", PARTS[fault.contract]]
-
-
-def judged(flavour: str, folder: Path, fault: Plant | None, *options: str) -> dict[str, Any]:
-    """Make a tree, and judge it."""
-    source = unpack(commits()[0 if flavour == "stock" else -1], folder / "source")
-    tree = plant(source, folder / "tree", fault)
-    adapter = folder / "other_names.py"
-    adapter.write_text(ADAPTER + ADAPTERS[flavour])
-    return asked(tree, folder / "out.json", "--adapter", str(adapter), *options)
-
-
-def asked(tree: Path, out: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "conformance.judging", "--out", str(out), *options]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tree)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(out.read_text())
-    assert found["file"] == str(tree / "mlx_lm")
-    return found
+def asked(tree: Path, folder: Path, tests: list[str], *adapters: str) -> Results:
+    # The tests are named, so it does not matter which part they are of.
+    return Run(Path(sys.executable), folder, tree / "mlx_lm", adapters, {"PYTHONPATH": str(tree)}).ask(
+        ["it"], select=tests
+    )
 
 
 @pytest.fixture
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of the tree without a fault. All processes of the tests share one run."""
+def right(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of a tree without a fault. All processes of the tests share one run."""
     flavour: str = request.getfixturevalue("flavour")
-    options = asked_of(request.getfixturevalue("fault"))
-    shared = tmp_path_factory.getbasetemp().parent / "-".join(["judged", flavour, *options])
+    shared = tmp_path_factory.getbasetemp().parent / f"judged-{flavour}"
     shared.mkdir(exist_ok=True)
     with (shared / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (shared / "base.json").exists():
-            folder = tmp_path_factory.mktemp("base")
-            (shared / "base.json").write_text(json.dumps(judged(flavour, folder, None, *options)))
-    return dict(json.loads((shared / "base.json").read_text()))
+        if not (shared / "it.xml").exists():
+            tree = plant(unpack(commits()[0 if flavour == "stock" else -1], shared / "source"), shared / "tree")
+            asked(tree, shared, sorted({fault.nodeid for fault in chosen(flavour)}))
+    return read(shared / "it.xml")
+
+
+def chosen(flavour: str) -> list[Plant]:
+    return [fault for fault in TREES[flavour] if FULL or fault.name in SAMPLE]
 
 
 @pytest.mark.planted
 @pytest.mark.parametrize(
     ("flavour", "fault"),
-    [pytest.param(flavour, one, id=f"{flavour}-{one.name}") for flavour, some in PLANTS.items() for one in some],
+    [pytest.param(flavour, fault, id=f"{flavour}-{fault.name}") for flavour in TREES for fault in chosen(flavour)],
 )
-def test_a_planted_tree_is_found(flavour: str, fault: Plant, base: dict[str, Any], tmp_path: Path) -> None:
-    named_alone(fault, base, judged(flavour, tmp_path, fault, *asked_of(fault)), tmp_path)
+def test_a_planted_fault_is_found(flavour: str, fault: Plant, right: Results, tmp_path: Path) -> None:
+    source = unpack(commits()[0 if flavour == "stock" else -1], tmp_path / "source")
+    found = asked(plant(source, tmp_path / "tree", fault), tmp_path, [fault.nodeid])
+    compared(right, found)
+    assert right[fault.nodeid].outcome == HOLDS
+    assert found[fault.nodeid].outcome == BROKEN
 
 
-def named_alone(fault: Plant, base: dict[str, Any], tree: dict[str, Any], folder: Path) -> None:
-    """The contract of a fault is broken and no other, and its lines print something else with it than without."""
-    groups = [group for group in differences(base["cases"], tree["cases"]) if group.kind in BAD]
-    assert {group.contract for group in groups} == {fault.contract}, [(g.contract, g.example, g.said) for g in groups]
-    for group in groups:
-        if group.lines and fault.contract not in IN_A_SHELL:
-            right, wrong = (said_by(group.lines, one["file"], folder) for one in (base, tree))
-            assert right != wrong, group.lines
+def both(make: Callable[[Path, Plant | None], Path], fault: Plant, folder: Path, *adapters: str) -> None:
+    """A test holds without the fault and is broken with it."""
+    for one, outcome in ((None, HOLDS), (fault, BROKEN)):
+        tree = make(folder / f"tree {outcome}", one)
+        (result,) = asked(tree, folder, [fault.nodeid], *adapters).values()
+        assert result.outcome == outcome, result.said
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
-    ("interface", "part", "fault"), [pytest.param(*one, id=f"{one[0]}-{one[2].name}") for one in PUBLISHED]
+    "fault",
+    [one for one in of_the_series("right in part") if FULL or one.name == "a short history"],
+    ids=lambda one: one.name,
 )
-def test_what_was_found_in_an_experiment_is_found(interface: str, part: str, fault: Plant, tmp_path: Path) -> None:
+def test_a_tree_with_other_names_is_asked_through_its_adapter(fault: Plant, tmp_path: Path) -> None:
+    source, adapter = unpack(commits()[-1], tmp_path / "source"), tmp_path / "other_names.py"
+    adapter.write_text(ADAPTER)
+    both(lambda into, one: plant(source, into, one, NAMES), fault, tmp_path, str(adapter))
+
+
+@pytest.mark.planted
+@pytest.mark.skipif(not FULL, reason="CONFORMANCE_PROFILE=full")
+@pytest.mark.parametrize(("interface", "name"), [(one, name) for one in FOUND for name in FOUND[one]])
+def test_what_was_found_in_an_experiment_is_found(interface: str, name: str, tmp_path: Path) -> None:
     """Through the adapter of its interface, which is the one that fits."""
     source = unpack(commits()[-1], tmp_path / "source")
-    base, tree = (
-        asked(published(source, tmp_path / name, interface, one), tmp_path / f"{name}.json", "--only", part)
-        for name, one in (("base", None), ("tree", fault))
-    )
-    assert base["adapter"] == tree["adapter"] == interface
-    named_alone(fault, base, tree, tmp_path)
+    (fault,) = (one for one in of_the_series(INTERFACES[interface][0]) if one.name == name)
+    both(lambda into, one: published(source, into, interface, one), fault, tmp_path)
 
 
-# The lines of these are commands for a shell.
-IN_A_SHELL = ("C6 options", "C3 server prefixes")
-
-
-def said_by(lines: str, package: str, folder: Path) -> str:
-    """The output of a reproduction with a tree, without the suite."""
-    file = folder / "lines.py"
-    file.write_text(lines)
-    env = os.environ | {"PYTHONPATH": str(Path(package).parent), "MLX_DISABLE_COMPILE": "1"}
-    done = subprocess.run([sys.executable, file], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-    return done.stdout
+def test_there_are_at_least_forty_faults() -> None:
+    names = [fault.name for faults in TREES.values() for fault in faults]
+    assert len(set(names)) == len(names) >= 40
+    assert set(names) >= SAMPLE

@@ -1,8 +1,7 @@
-"""Compare and show judged trees, load adapters, and write reproductions of faults."""
+"""Compare and show judged trees, load adapters, and tell what of a tree ran."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -13,36 +12,38 @@ from typing import Any
 import pytest
 
 from conformance import ROOT, adapters
-from conformance.adapters import NAMES, SHIPPED, Adapter, Unusable, load
-from conformance.adapters.series import decode as decode_of_the_series
-from conformance.judging import caches, cases, column, commands, decoding, prefixes, states, tests
-from conformance.judging.cases import Broken, Case, NotAsked, NotOffered, NotShown, Refused, ask, asked
-from conformance.judging.compare import BAD, BROKE, GONE, MENDED, OFFERED, differences, red
-from conformance.judging.screen import markdown, reproductions, screen
-from conformance.judging.written import written
-from conformance.scorecard.cells import load as read_runs
-from conformance.scorecard.rows import ROWS
+from conformance.adapters import NAMES, SHIPPED, Adapter, Adapters, Unusable, load
+from conformance.judging import ask, programs, ran, results
+from conformance.judging.difference import (
+    BAD,
+    BROKE,
+    GONE,
+    MENDED,
+    NOT_KEPT,
+    OFFERED,
+    compared,
+    differences,
+    kind_of,
+    red,
+)
+from conformance.judging.lines import lines
+from conformance.judging.results import ABSENT, ASKED, BROKEN, HOLDS, NOT_SHOWN, PARTS, REFUSED, Result, Results
+from conformance.judging.run import Run
+from conformance.judging.screen import Judgement, markdown, screen
 from conformance.testing.models.families import GENERATE
 
-HOLDS, BROKEN, REFUSED, NOT_OFFERED = cases.HOLDS, cases.BROKEN, cases.REFUSED, cases.NOT_OFFERED
-STOCK = load("stock")
-Outcomes = dict[str, dict[str, Any]]
+TRIM, PARITY, PLAIN = (
+    f"conformance/contracts/{where}::{name}"
+    for where, name in (
+        ("c1_snapshot/test_through_adapter.py", "test_trim[KVCache]"),
+        ("c4_parity/test_through_adapter.py", "test_parity[llama-similar]"),
+        ("c4_parity/test_through_adapter.py", "test_plain[llama]"),
+    )
+)
 
 
-def outcomes(*rests: str, **results: str) -> Outcomes:
-    """Cases of one contract each, by name. All but the first depend on ``rests``."""
-    return {
-        f"C{i}: {name}": {
-            "contract": f"C{i}",
-            "about": name,
-            "result": result,
-            "said": f"{name} said so",
-            "lines": "print(1)",
-            "rests_on": [one for one in rests if not one.endswith(f": {name}")],
-            "size": 0,
-        }
-        for i, (name, result) in enumerate(results.items())
-    }
+def one(outcome: str, about: str = "KVCache", uses: str = "", **notes: str) -> Result:
+    return Result(outcome, "it said so", "caches = [KVCache()]\nfeed(1)", {"about": about, "uses": uses, **notes})
 
 
 @pytest.mark.parametrize(
@@ -52,135 +53,188 @@ def outcomes(*rests: str, **results: str) -> Outcomes:
         (HOLDS, BROKEN, BROKE),
         (BROKEN, BROKEN, None),
         (REFUSED, BROKEN, BROKE),
-        (NOT_OFFERED, BROKEN, BROKE),
+        (ABSENT, BROKEN, BROKE),
         (BROKEN, HOLDS, MENDED),
         # C2 allows a refusal.
         (BROKEN, REFUSED, MENDED),
         (REFUSED, HOLDS, OFFERED),
-        (NOT_OFFERED, HOLDS, OFFERED),
+        (ABSENT, HOLDS, OFFERED),
         (HOLDS, REFUSED, GONE),
-        (HOLDS, NOT_OFFERED, GONE),
-        (REFUSED, NOT_OFFERED, None),
-        (BROKEN, NOT_OFFERED, None),
-        (HOLDS, cases.NOT_ASKED, None),
-        (cases.NOT_ASKED, HOLDS, None),
-        (cases.NOT_ASKED, BROKEN, BROKE),
+        (HOLDS, ABSENT, GONE),
+        (REFUSED, ABSENT, None),
+        (BROKEN, ABSENT, None),
+        (HOLDS, NOT_SHOWN, None),
     ],
 )
-def test_what_became_of_a_case(was: str, now: str, kind: str | None) -> None:
-    found = differences(outcomes(one=was), outcomes(one=now))
+def test_what_became_of_a_test(was: str, now: str, kind: str | None) -> None:
+    found = differences({TRIM: one(was)}, {TRIM: one(now)})
     assert [group.kind for group in found] == ([kind] if kind else [])
     assert red(found) == (kind in BAD)
 
 
-def test_a_case_of_the_tree_alone() -> None:
-    assert [group.kind for group in differences({}, outcomes(one=BROKEN))] == [BROKE]
-    assert [group.kind for group in differences({}, outcomes(one=HOLDS))] == [OFFERED]
-    assert differences({}, outcomes(one=NOT_OFFERED)) == []
-    assert differences(outcomes(one=HOLDS), {}) == []
+def test_a_promise_of_ours_that_never_held_is_told() -> None:
+    assert kind_of(ABSENT, BROKEN, promised=False) == NOT_KEPT
+    assert kind_of(HOLDS, BROKEN, promised=False) == BROKE
+    assert NOT_KEPT not in BAD
 
 
 def test_what_follows_from_a_fault_is_no_fault_of_its_own() -> None:
-    base = outcomes("C0: cache", cache=HOLDS, decode=HOLDS, server=HOLDS)
-    tree = outcomes("C0: cache", cache=BROKEN, decode=BROKEN, server=HOLDS)
+    base = {TRIM: one(HOLDS), PARITY: one(HOLDS, "llama", "llama, KVCache")}
+    tree = {TRIM: one(BROKEN), PARITY: one(BROKEN, "llama", "llama, KVCache")}
     (group,) = differences(base, tree)
-    assert (group.contract, group.follow) == ("C0", ["C1: decode"])
+    assert (group.tests, group.follow) == ([TRIM], {"C4 parity": 1})
+    tree[PARITY] = one(BROKEN, "llama", "llama, RotatingKVCache")
+    assert len(differences(base, tree)) == 2
 
 
-def test_what_rests_on_an_old_fault_says_so() -> None:
-    tree = outcomes("C0: cache", cache=BROKEN, decode=BROKEN)
-    (group,) = differences(outcomes(cache=BROKEN), tree)
-    assert (group.kind, group.contract, group.cause) == (BROKE, "C1", "C0: cache")
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({"steps": "5:aa 6:cc", "forwards": "3"}, "the log probabilities of 1 of 2 steps are other bits"),
+        ({"steps": "5:aa 7:cc", "forwards": "3"}, "another token than the base at step 1"),
+        ({"steps": "5:aa 6:bb", "forwards": "4"}, "4 forward passes instead of 3"),
+        ({"steps": "5:aa 6:bb", "forwards": "2"}, ""),
+    ],
+)
+def test_plain_decoding_is_compared_with_the_base(now: dict[str, str], said: str) -> None:
+    tree = {PLAIN: Result(HOLDS, notes={"about": "llama", **now})}
+    compared({PLAIN: one(HOLDS, steps="5:aa 6:bb", forwards="3")}, tree)
+    assert tree[PLAIN].outcome == (BROKEN if said else HOLDS)
+    assert said in tree[PLAIN].said
 
 
-def test_what_broke_explains_more_than_what_was_broken() -> None:
-    base = outcomes("C0: old", "C1: new", old=BROKEN, new=HOLDS, decode=HOLDS)
-    tree = outcomes("C0: old", "C1: new", old=BROKEN, new=BROKEN, decode=BROKEN)
-    base["C1: new"]["rests_on"] = tree["C1: new"]["rests_on"] = []
-    (group,) = differences(base, tree)
-    assert (group.contract, group.follow) == ("C1", ["C2: decode"])
+def judgement(base: Results, tree: Results, files: list[ran.File]) -> Judgement:
+    return Judgement(("a", "b"), base, tree, differences(base, tree), files, ["python", "-m", "pytest"])
 
 
-def test_one_error_is_one_line() -> None:
-    base = {f"C3 exits: {n}": {**outcomes(one=HOLDS)["C0: one"], "contract": "C3 exits"} for n in range(9)}
-    tree = {
-        case: {**one, "result": BROKEN, "said": f"after {n} tokens it raises KeyError: {n}"}
-        for n, (case, one) in enumerate(base.items())
-    }
-    (group,) = differences(base, tree)
-    assert len(group.cases) == 9
+def test_the_screen_and_the_markdown() -> None:
+    tests = [f"{test}{n}" for test in (TRIM, PARITY, PLAIN) for n in range(30)]
+    base, tree = ({test: one(outcome, test[-9:]) for test in tests} for outcome in (HOLDS, BROKEN))
+    judged = judgement(base, tree, [ran.File("generate.py", 421, 380, ["mtp_generate_step"])])
+    first, second, *rest = screen(judged).splitlines()
+    assert first == "Of 421 changed lines of generate.py 380 ran; `mtp_generate_step` of generate.py was never called."
+    assert second.startswith("BROKEN: C2 trim, plain decoding, C4 parity.")
+    assert len(rest) < 38
+    assert rest[-1] == f"python -m pytest '{tests[0]}'"
+    assert all(test in markdown(judged) for test in tests)
+    assert "Nothing differs." in screen(judgement(base, base, []))
 
 
-def judged(outcomes: Outcomes) -> dict[str, Any]:
-    about = {"mlx-lm": "1", "adapter": "stock", "seconds": 1, "mlx": "2", "device": "a CPU"}
-    return {**about, "cases": outcomes}
-
-
-def test_the_screen_the_markdown_and_the_lines(tmp_path: Path) -> None:
-    base, tree = (judged(outcomes(kept=HOLDS, lost=result)) for result in (HOLDS, BROKEN))
-    (tmp_path / "1-old.py").touch()
-    for text in (screen(base, tree, ("a", "b")), markdown(base, tree, ("a", "b"))):
-        assert "BROKEN: C1." in text
-        assert "C1: lost: lost said so" in text
-        assert "kept" not in text
-    assert "print(1)" in markdown(base, tree, ("a", "b"))
-    assert [file.name for file in reproductions(base, tree, tmp_path)] == ["1-C1.py"]
-    assert "Nothing differs." in screen(base, base, ("a", "a"))
-
-
-def test_a_judged_tree_is_a_column_of_the_scorecard(tmp_path: Path) -> None:
-    contracts = {case.contract for case in [*caches.cases(STOCK), *states.cases(STOCK)]}
-    contracts |= {case.contract for make in (decoding.cases, commands.cases, prefixes.cases) for case in make(STOCK)}
-    assert contracts == column.ROWS.keys()
-    assert set(column.ROWS.values()) <= {row.name for row in ROWS}
-    one = outcomes(fine=HOLDS, wrong=BROKEN, none=NOT_OFFERED)
-    for case, contract in zip(one.values(), column.ROWS, strict=False):
-        case["contract"] = contract
-    made = column.column(judged(one) | {"python": "3.11"}, "a fork")
-    (tmp_path / "run.json").write_text(json.dumps(made))
-    (run,) = read_runs([tmp_path / "run.json"])
-    cell = run.total
-    assert (run.name, cell.passed, cell.counts["failed"], cell.counts["skipped"]) == (
-        "a fork judged through stock",
-        1,
-        1,
-        1,
+def test_what_pytest_wrote(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\nfrom conformance.judging import ask\n"
+        "def test_holds(record_property): record_property('about', 'it')\n"
+        "def test_broken(): ask.broken('token 7 is lost', 'print(7)')\n"
+        "def test_raises(): raise KeyError('no')\n"
+        "def test_refused(): ask.refused(ValueError('no'))\n"
+        "def test_not_offered(): ask.not_offered('no')\n"
+        "def test_not_shown(): ask.not_shown('no')\n"
+        "@pytest.mark.xfail(reason='Refused: it says so')\ndef test_expected(): assert False\n"
+        "@pytest.fixture\ndef wrong(): ask.broken('no start')\n"
+        "def test_start(wrong): pass\n"
     )
+    file = tmp_path / "out.xml"
+    command = [sys.executable, "-m", "pytest", "test_it.py", "-p", "no:cacheprovider", f"--junit-xml={file}"]
+    env = {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, "-o", "junit_family=xunit1"], cwd=tmp_path, env=env, capture_output=True)
+    found = {test.partition("::test_")[2]: result for test, result in results.read(file).items()}
+    outcomes = {name: (result.outcome, result.said, result.lines) for name, result in found.items()}
+    assert outcomes == {
+        "holds": (HOLDS, "", ""),
+        "broken": (BROKEN, "token 7 is lost", "print(7)"),
+        "raises": (BROKEN, "KeyError: 'no'", ""),
+        "refused": (REFUSED, "ValueError: no", ""),
+        "not_offered": (ABSENT, "no", ""),
+        "not_shown": (NOT_SHOWN, "no", ""),
+        "expected": (REFUSED, "Refused: it says so", ""),
+        "start": (BROKEN, "no start", ""),
+    }
+    assert found["holds"].notes == {"about": "it"}
 
 
-def raising(error: Exception) -> Case:
-    def ask() -> None:
-        raise error
+def test_each_test_that_is_asked_has_a_contract() -> None:
+    made = set()
+    for part in PARTS:
+        for name in re.findall(r"^def (test_\w+)", (ROOT / results.file_of(part)).read_text(), re.MULTILINE):
+            made.add(results.function(f"{results.file_of(part)}::{name}[x]"))
+    assert made == set(ASKED)
 
-    return Case("C1", "it", ask)
+
+def fine() -> None:
+    pass
 
 
 @pytest.mark.planted
-def test_cases_as_a_test() -> None:
-    fine, refused = Case("C1", "it", lambda: None), raising(Refused("no"))
-    tests.check([fine, raising(NotShown("no"))])
-    with pytest.raises(AssertionError, match="it: refused, no"):
-        tests.check([fine, refused])
-    with pytest.raises(pytest.skip.Exception, match="refused: no"):
-        tests.check([refused])
-    with pytest.raises(AssertionError, match="it: broken, token 7 is lost\nprint"):
-        tests.check([fine, raising(Broken("token 7 is lost", "print(7)"))])
+def test_cases_that_differ_in_a_length_only() -> None:
+    ask.each([("1", fine), ("2", lambda: ask.not_shown("no"))])
+    with pytest.raises(pytest.fail.Exception, match="2: refused: ValueError: no"):
+        ask.each([("1", fine), ("2", lambda: ask.refused(ValueError("no")))])
+    with pytest.raises(pytest.skip.Exception, match="refused: ValueError: no"):
+        ask.each([("2", lambda: ask.refused(ValueError("no")))])
+    with pytest.raises(pytest.fail.Exception, match="2: token 7 is lost"):
+        ask.each([("1", fine), ("2", lambda: ask.broken("token 7 is lost"))])
 
 
-def test_whatever_a_case_raises_is_an_outcome() -> None:
-    for error, result in (
-        (NotOffered("no"), NOT_OFFERED),
-        (NotShown("no"), cases.NOT_SHOWN),
-        (NotAsked("no"), cases.NOT_ASKED),
-        (Refused("no"), REFUSED),
-        (Broken("no"), BROKEN),
-        (KeyError("no"), BROKEN),
-        (ImportError("cannot import name 'x' from 'mlx_lm'"), NOT_OFFERED),
-        (ImportError("it is broken"), BROKEN),
+def test_the_lines_of_a_program_run_without_the_suite(tmp_path: Path) -> None:
+    stock = Adapters([load("stock")])
+    played = [
+        ("feed", 2),
+        ("snapshot", 0),
+        ("feed", 1),
+        ("restore", 0),
+        ("feed", 3),
+        ("trim", 2),
+        ("filter", 1),
+        ("feed", 1),
+    ]
+    functions = [stock.function(name) for name in ("snapshot", "restore", "trim")]
+    (kind,) = (kind for kind in programs.KINDS if kind.name == "BatchKVCache")
+    text = lines(kind, played, functions, "it is wrong")
+    assert "conformance" not in text
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("see") == 4
+    assert "trim returns 2" in done.stdout
+
+
+def test_what_of_a_tree_ran(tmp_path: Path) -> None:
+    """Lines without code do not count. What was never imported did not run."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, text in (
+        (old, "def f():\n    return 1\n"),
+        (new, 'def f():\n    """Say it."""\n    return 2\n\n\ndef g():\n    pass\n'),
     ):
-        assert asked(raising(error)).result == result
-    with pytest.raises(LookupError):
-        ask([raising(KeyError())] * 2, lambda _: None)
+        folder.mkdir()
+        (folder / "a.py").write_text(text)
+    (new / "b.py").write_text("class C:\n    def h(self):\n        pass\n\n    def _i(self):\n        pass\n")
+    covered = {"a.py": {"executed_lines": [1, 3, 6], "missing_lines": [7]}}
+    found = ran.looked_at(old, new, covered)
+    assert found == [ran.File("a.py", 3, 2, ["g"]), ran.File("b.py", 5, 0, ["C.h"])]
+    assert ran.sentence(found) == "Of 8 changed lines of 2 files 2 ran; `g` of a.py, `C.h` of b.py were never called."
+    assert ran.changed_files(new, new) == []
+
+
+def test_the_results_of_a_base_are_kept_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "mlx_lm"
+    package.mkdir()
+    (package / "a.py").write_text("1")
+    run, times = Run(Path(sys.executable), tmp_path / "kept", package), list[str]()
+
+    def run_it(self: Run, part: str, *_: Any) -> Results:
+        times.append(part)
+        (tmp_path / "kept" / f"{part}.xml").write_text("<a><testcase name='test' classname='a'/></a>")
+        return {}
+
+    monkeypatch.setattr(Run, "_ask", run_it)
+    for _ in range(2):
+        run.ask_once(["caches"])
+    assert times == ["caches"]
+    assert set(run.ask_once(["caches", "server"])) == {"a.py::test"}
+    (package / "a.py").write_text("2")
+    run.ask_once(["caches"])
+    assert times == ["caches", "server", "caches"]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -203,36 +257,20 @@ def test_an_adapter_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         load(str(tmp_path / "other.py"))
 
 
-def test_what_an_adapter_lacks_is_not_offered(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def trim(caches, n):\n    return 0\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "conformance.judging", "--adapter", file, "--only", "caches", "--out", tmp_path / "out"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+def test_several_adapters_of_one_tree(tmp_path: Path) -> None:
+    """Each drafter is called through its own; a command whose parser lacks the option is left out."""
+    (tmp_path / "mine.py").write_text(
+        "DRAFTERS = ('new',)\nOPTIONS = ('sampler',)\ndef decode(*_, **__): return 'mine'\n"
+        "COMMANDS = {'generate': ['--no-such-option'], 'chat': ['--max-tokens', '5']}\n"
+        "MODELS = {'brought': {'vocab_size': 64}}\n"
     )
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "out").read_text()
-    assert '"result": "not offered"' in text
-    assert '"result": "broken"' not in text
-
-
-def test_a_part_that_cannot_be_asked_is_named() -> None:
-    base, tree = (
-        judged(outcomes(kept=HOLDS)),
-        judged({}) | {"unasked": {"decoding": "cannot import name 'generate_step'"}},
-    )
-    for text in (screen(base, tree, ("a", "b")), markdown(base, tree, ("a", "b"))):
-        assert "decoding of the tree: cannot import name 'generate_step'" in text
-
-
-def test_lines_hold_what_they_use() -> None:
-    text = written(decode_of_the_series)
-    names: dict[str, Any] = {}
-    exec("from __future__ import annotations\n" + text, names)
-    assert "conformance" not in text.replace("conformance/", "")
-    assert {"decode", "Scripted"} <= names.keys()
+    both = Adapters([load(str(tmp_path / "mine.py")), load("stock")])
+    assert both.drafters == ["new", "similar", "contrary"]
+    assert both.options("new") == {"sampler"}
+    assert both.decode(None, [1], adapters.Drafts("new", [1])) == "mine"
+    assert set(both.commands) == {"chat", "server"}
+    assert both.models == {"brought": {"vocab_size": 64}}
+    assert "trim" in both
 
 
 def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +282,8 @@ def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.Monk
         load(str(tmp_path / "mine.py"))
     monkeypatch.setattr(GENERATE, "lookahead_step", lambda *_, **__: iter([(1, None, True)]), raising=False)
     mine = load(str(tmp_path / "mine.py"))
-    assert mine.offers() == NAMES - {"fits"}
-    assert list(mine.decode(None, [1], None)) == [(1, None, True)]
+    assert mine.offers() == NAMES - {"fits", "MODELS"}
+    assert list(Adapters([mine]).decode(None, [1], adapters.Drafts("lookup", [1]))) == [(1, None, True)]
 
 
 def test_the_interface_is_described() -> None:

@@ -1,4 +1,4 @@
-"""C1, C2 and what a block sees (C4), of each cache class: short programs, each compared with a list of tokens.
+"""Short programs on each cache class, each compared with a list of tokens.
 
 The programs are ordered by their size, so the first one that fails is a short one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +15,12 @@ from unittest.mock import patch
 
 from mlx_lm.models import cache as cache_module
 
-from conformance.adapters import Adapter
-from conformance.judging.cases import Broken, Case, NotOffered, NotShown, attribute, first_line
-from conformance.judging.lines import of_cache
-from conformance.judging.written import written
-from conformance.testing.caches.layer_io import WIDTH, feed_rows, leaves
+from conformance.adapters import Adapters
+from conformance.judging.ask import broken, first_line, not_offered, not_shown, refused
+from conformance.judging.lines import lines
+from conformance.testing.caches.layer_io import WIDTH, as_lists, feed_rows, leaves
 from conformance.testing.caches.reference import PAD, Reference, View, chunk, everything, window
 
-SNAPSHOT, TRIM, BLOCKS = "C1 snapshot", "C2 trim", "C4 blocks"
 # What a growing cache allocates at a time: small, so that programs cross it.
 STEP = 4
 # Feed so many tokens; or drop so many of the last; or take a snapshot, or go back to it.
@@ -44,13 +42,14 @@ class Kind:
         return re.findall(r"[A-Z]\w*", self.code)
 
     @property
-    def held(self) -> list[str]:
+    def rests_on(self) -> list[str]:
         """The kinds that explain what is wrong with this one: what a list holds, and the class without an option."""
         return self.classes[1:] or [name for name in self.classes if name != self.name]
 
     def make(self) -> Any:
         for name in self.classes:
-            attribute(cache_module, name)
+            if not hasattr(cache_module, name):
+                not_offered(f"the tree has no {name}")
         return eval(self.code, dict(vars(cache_module)))
 
 
@@ -104,6 +103,14 @@ def trims() -> Iterator[Program]:
                         yield program(prefix, [block, -n], probe)
 
 
+def filters() -> Iterator[Program]:
+    """Rows leave a batch, and the others go on."""
+    for prefix in [*PREFIXES, [5, -2]]:
+        for row in range(2):
+            for probe in PROBES:
+                yield (*program(prefix), ("filter", row), *program(probe))
+
+
 def blocks() -> Iterator[Program]:
     for prefix in [[], *PREFIXES]:
         for block in (1, 2, 3, 5):
@@ -111,17 +118,18 @@ def blocks() -> Iterator[Program]:
             yield program(prefix, [1, block, 2])
 
 
-PROGRAMS: dict[str, tuple[Callable[[], Iterator[Program]], tuple[str, ...]]] = {
-    SNAPSHOT: (snapshots, ("snapshot", "restore")),
-    TRIM: (trims, ("can_trim", "trim")),
-    BLOCKS: (blocks, ()),
-}
+class Wrong(Exception):
+    """What is seen and what should be."""
+
+
+class Unplayed(Exception):
+    """The cache says that it cannot do what the program needs."""
 
 
 class Execution:
     """One program on one cache."""
 
-    def __init__(self, kind: Kind, adapter: Adapter) -> None:
+    def __init__(self, kind: Kind, adapter: Adapters) -> None:
         self.kind, self.adapter = kind, adapter
         self.caches = [kind.make()]
         self.references = [Reference(view, [[] for _ in kind.left], list(kind.left)) for view in kind.views]
@@ -130,13 +138,14 @@ class Execution:
         self.taken: tuple[Any, list[Reference]] | None = None
 
     def play(self, ops: Program) -> None:
-        """Raise Broken where the cache is not what it should be, and NotShown where it refuses to go on."""
+        """Fail where the cache is not what it should be. Raises Unplayed where it refuses to go on."""
         for name, n in ops:
             self.played.append((name, n))
             getattr(self, name)(n)
+            self.check_offsets()
 
     def feed(self, n: int) -> None:
-        block = [[self.token + 1 + t + 100 * i for t in range(n)] for i in range(len(self.kind.left))]
+        block = [[self.token + 1 + t + 100 * i for t in range(n)] for i in range(len(self.references[0].tokens))]
         self.token += n
         for held, reference in zip(leaves(self.caches), self.references, strict=True):
             right = reference.feed(block)
@@ -144,31 +153,44 @@ class Execution:
             for i, (row, expected) in enumerate(zip(seen, right, strict=True)):
                 for t, (is_, should) in enumerate(zip(row, expected, strict=True)):
                     if should and [x for x in is_ if x != PAD] != should:
-                        raise Broken(self._sees(i, block[i][t], is_, should))
+                        raise Wrong(self._sees(i, block[i][t], is_, should))
 
     def _sees(self, row: int, token: int, seen: list[int], right: list[int]) -> str:
         of = f" of row {row}" if len(self.kind.left) > 1 else ""
         return f"token {token}{of} sees {' '.join(map(str, seen))} instead of {' '.join(map(str, right))}"
 
+    def check_offsets(self) -> None:
+        """The offset is the position of the next token."""
+        for held, reference in zip(leaves(self.caches), self.references, strict=True):
+            offset = as_lists(held.offset)
+            offsets = offset if isinstance(offset, list) else [offset]
+            if offsets != reference.offsets:
+                raise Wrong(f"offset is {offset} instead of {' '.join(map(str, reference.offsets))}")
+
+    def filter(self, row: int) -> None:
+        """Keep one row of a batch."""
+        if not min(self.references[0].sizes):
+            raise Unplayed("a row is padding so far")
+        for held, reference in zip(leaves(self.caches), self.references, strict=True):
+            held.filter([row])
+            reference.filter([row])
+
     def trim(self, n: int) -> None:
-        if not ("trim" in self.adapter and self.adapter.can_trim(self.caches, n)):
-            raise NotShown("it cannot be trimmed there")
+        if not self.adapter.can_trim(self.caches, n):
+            raise Unplayed("it cannot be trimmed there")
         if n > min(self.references[0].sizes):
-            raise NotShown("a row is shorter than that")
+            raise Unplayed("a row is shorter than that")
         try:
             dropped = self.adapter.trim(self.caches, n)
         except Exception as error:
-            raise Broken(f"can_trim({n}) says yes, and trim({n}) raises {first_line(error)}") from error
+            raise Wrong(f"can_trim({n}) says yes, and trim({n}) raises {first_line(error)}") from error
         if isinstance(dropped, int) and dropped != n:
-            raise Broken(f"can_trim({n}) says yes, and trim({n}) returns {dropped}")
+            raise Wrong(f"can_trim({n}) says yes, and trim({n}) returns {dropped}")
         for reference in self.references:
             reference.drop(n)
 
     def snapshot(self, _: int) -> None:
-        try:
-            self.taken = self.adapter.snapshot(self.caches), copy.deepcopy(self.references)
-        except NotImplementedError as error:
-            raise NotOffered(first_line(error)) from error
+        self.taken = self.adapter.snapshot(self.caches), copy.deepcopy(self.references)
 
     def restore(self, _: int) -> None:
         assert self.taken is not None
@@ -176,35 +198,33 @@ class Execution:
         self.references = copy.deepcopy(self.taken[1])
 
 
-def check(kind: Kind, contract: str, adapter: Adapter) -> None:
-    """Every program of a contract, the shortest first."""
-    programs, needs = PROGRAMS[contract]
-    lacking = [name for name in needs if name not in adapter]
-    if lacking:
-        raise NotOffered(f"the adapter has no {' and no '.join(lacking)}")
+def check(kind: Kind, adapter: Adapters, programs: Iterable[Program]) -> None:
+    """Every program, the shortest first."""
+    wanted = sorted(programs, key=size)
+    names = {name for ops in wanted for name, _ in ops} & {"snapshot", "restore", "trim"}
+    if lacking := sorted(name for name in names if name not in adapter):
+        not_offered(f"the adapter has no {' and no '.join(lacking)}")
     kind.make()
     shown, failed = 0, []
-    for ops in sorted(programs(), key=size):
+    for ops in wanted:
         run = Execution(kind, adapter)
         try:
             run.play(ops)
             shown += 1
-        except NotShown:
+        except Unplayed:
             continue
-        except Broken as error:
-            failed.append((run.played, error.seen))
-        except NotOffered:
-            raise
+        except Wrong as error:
+            failed.append((run.played, str(error)))
+        except NotImplementedError as error:
+            refused(error)
         except Exception as error:
             failed.append((run.played, f"it raises {first_line(error)}"))
     if failed:
         played, seen = failed[0]
-        wanted = [name for name in ("snapshot", "restore", "trim") if name in {name for name, _ in played}]
-        functions = written(*adapter.functions(*wanted))
-        lines = of_cache(kind.code, kind.classes, played, functions, seen)
-        raise Broken(f"{seen}, in {len(failed)} of {len(failed) + shown} programs", lines)
+        functions = [adapter.function(name) for name in ("snapshot", "restore", "trim") if (name, 0) in {*played}]
+        broken(f"{seen}, in {len(failed)} of {len(failed) + shown} programs", lines(kind, played, functions, seen))
     if not shown:
-        raise NotShown("it refuses every program")
+        not_shown("it refuses every program")
 
 
 @contextmanager
@@ -216,17 +236,3 @@ def small_steps() -> Iterator[None]:
             if made is not None and hasattr(made, "step"):
                 stack.enter_context(patch.object(made, "step", STEP))
         yield
-
-
-def cases(adapter: Adapter) -> Iterator[Case]:
-    def ask(kind: Kind, contract: str) -> Callable[[], None]:
-        return lambda: check(kind, contract, adapter)
-
-    for contract in (BLOCKS, TRIM, SNAPSHOT):
-        for kind in KINDS:
-            # What a block sees wrong is wrong after a trim as well, and a list fails with what it holds.
-            rests = [f"{BLOCKS}: {kind.name}"] * (contract != BLOCKS) + [f"{TRIM}: {kind.name}"] * (
-                contract == SNAPSHOT
-            )
-            rests += [f"{contract}: {name}" for name in kind.held]
-            yield Case(contract, kind.name, ask(kind, contract), tuple(rests))

@@ -1,0 +1,28 @@
+"""Every architecture without drafts. The logits are noted, for a comparison with another tree bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+from conformance.adapters import Adapters
+from conformance.architectures.as_released_logits import logits
+from conformance.judging.ask import broken
+from conformance.judging.plugin import note
+from conformance.testing.models.architectures import runnable
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_plain(name: str, adapter: Adapters, about: Callable[..., None], request: pytest.FixtureRequest) -> None:
+    about(name)
+    rows = logits(name)
+    tokens = mx.argmax(rows, axis=-1).tolist()
+    digests = (hashlib.sha256(bytes(memoryview(row))).hexdigest()[:8] for row in rows)
+    note(request, "steps", " ".join(f"{token}:{digest}" for token, digest in zip(tokens, digests, strict=True)))
+    if not mx.isfinite(rows).any(axis=-1).all().item():
+        broken("a token has no finite logit")

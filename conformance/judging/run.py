@@ -1,0 +1,121 @@
+"""Ask a tree: one run of pytest for each part, two at a time, in the environment of the tree. It needs no mlx."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance import ROOT
+from conformance.judging.results import Results, file_of, read
+
+# pytest's statuses of a run that asked: all passed, and some failed.
+ASKED = (0, 1)
+COVERAGE = """\
+[run]
+source_pkgs = mlx_lm
+patch = subprocess
+parallel = true
+data_file = {file}
+"""
+
+
+class NotAsked(Exception):
+    """A run ended before it asked anything. The message says why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    python: Path
+    # Where its files go, and the files of a package that is asked.
+    folder: Path
+    package: Path
+    adapters: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def ask(self, parts: Iterable[str], coverage: bool = False, select: Sequence[str] = ()) -> Results:
+        """The results of these parts, or of the tests of them that are selected."""
+        found: Results = {}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(2) as pool:
+            for results in pool.map(lambda part: self._ask(part, coverage, select), parts):
+                found |= results
+        return found
+
+    def _ask(self, part: str, coverage: bool, select: Sequence[str]) -> Results:
+        out = self.folder / f"{part}.xml"
+        out.unlink(missing_ok=True)
+        command = [str(self.python), "-m", "pytest", *(select or [file_of(part)]), "-q", "-p", "no:cacheprovider"]
+        # The project's options need plugins that the tests of a part do not.
+        command += ["-o", "addopts=", "-o", "junit_family=xunit1"]
+        command += [f"--junit-xml={out}", f"--scorecard={self.scorecard(part)}"]
+        command += [f"--adapter={name}" for name in self.adapters]
+        if coverage:
+            command[2:3] = ["coverage", "run", f"--rcfile={self._configured()}", "-m", "pytest"]
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **self.env}
+        # On Linux each compiled function starts a C++ compiler.
+        env |= {"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        if done.returncode not in ASKED or not out.exists():
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise NotAsked(said[-1].removeprefix("ERROR: ") if said else "pytest ended without a message")
+        return read(out)
+
+    def scorecard(self, part: str) -> Path:
+        return self.folder / f"{part}.scorecard.json"
+
+    def known(self, parts: Sequence[str]) -> tuple[Results, list[str]]:
+        """The results that are kept of the same package, suite and adapters, and the parts that lack some."""
+        kept = [part for part in parts if self._stamp(part).exists() and self._stamp(part).read_text() == self.key()]
+        found: Results = {}
+        for part in kept:
+            found |= read(self.folder / f"{part}.xml")
+        return found, [part for part in parts if part not in kept]
+
+    def ask_once(self, parts: Sequence[str]) -> Results:
+        """The results of these parts. What was asked of the same package before is kept."""
+        found, missing = self.known(parts)
+        for part in missing:
+            self._stamp(part).unlink(missing_ok=True)
+        found |= self.ask(missing)
+        for part in missing:
+            self._stamp(part).write_text(self.key())
+        return found
+
+    def _stamp(self, part: str) -> Path:
+        return self.folder / f"{part}.key"
+
+    def key(self) -> str:
+        """A hash of all that the results depend on."""
+        digest = hashlib.sha256(repr([str(self.python), *self.adapters]).encode())
+        others = self.package.parent.glob("mlx-*.dist-info")
+        digest.update(repr(sorted(path.name for path in others)).encode())
+        files = [*self.package.rglob("*.py"), *(ROOT / "conformance").rglob("*.py"), *map(Path, self.adapters)]
+        for path in sorted(path for path in files if path.is_file()):
+            digest.update(str(path).encode() + b"\0" + path.read_bytes())
+        return digest.hexdigest()
+
+    def _configured(self) -> Path:
+        file = self.folder / "coverage.ini"
+        file.write_text(COVERAGE.format(file=self.folder / "coverage" / "data"))
+        (self.folder / "coverage").mkdir(exist_ok=True)
+        return file
+
+    def covered(self) -> dict[str, dict[str, Any]]:
+        """What coverage.py says of each file of the package, by its path in the package."""
+        out, rc = self.folder / "coverage.json", f"--rcfile={self._configured()}"
+        for line in (["combine", rc], ["json", rc, "-o", str(out), "--ignore-errors"]):
+            subprocess.run([str(self.python), "-m", "coverage", *line], cwd=ROOT, check=True, capture_output=True)
+        files = json.loads(out.read_text())["files"]
+        found = {(ROOT / name).resolve(): about for name, about in files.items()}
+        package = self.package.resolve()
+        return {
+            path.relative_to(package).as_posix(): about for path, about in found.items() if path.is_relative_to(package)
+        }
