@@ -56,7 +56,7 @@ STOCK = [
         ("a list that trims one too few", "test_trim[CacheList]", "class CacheList", ".trim(n)", ".trim(n - 1)"),
         ("a window one too wide", "test_blocks[RotatingKVCache]", RING, "or self.max_size\n", "or self.max_size + 1\n"),
         ("a ring one too small", "test_blocks[RotatingKVCache]", RING, "- self.max_size + 1", "- self.max_size + 2"),
-        ("a chunk cut early", "test_blocks[ChunkedKVCache]", CHUNKED, "trim = valid - ", "trim = 1 + valid - "),
+        ("a chunk cut early", "test_blocks[ChunkedKVCache]", CHUNKED, "valid - self.chunk_size", "valid - 1"),
         ("a mask one too early", "test_blocks[BatchKVCache]", BATCH, "offset=self._idx,", "offset=self._idx - 1,"),
         (
             "stale padding after a filter",
@@ -217,10 +217,10 @@ STOCK = [
         ),
         (
             "rows of other clients",
-            "test_clients_at_once[fixture-plain]",
+            "test_clients_at_once[gemma3_text-plain]",
             BATCH,
             "self.keys[batch_indices]",
-            "self.keys[: len(batch_indices)]",
+            "self.keys[batch_indices[::-1]]",
         ),
     ),
 ]
@@ -307,7 +307,7 @@ SERIES = [
         DRAFTS,
         (
             "all rows trimmed alike",
-            "test_clients_at_once[fixture-drafted]",
+            "test_clients_at_once[gemma3_text-drafted]",
             "",
             "trim_prompt_cache(self.prompt_cache, [n_tokens - n for n in n_kept])",
             "trim_prompt_cache(self.prompt_cache, [n_tokens - n_kept[0]] * len(n_kept))",

@@ -35,7 +35,9 @@ def changed_lines(base: Path, tree: Path) -> set[int]:
     """The numbers of the lines of a file that are new or changed."""
     before = base.read_text("utf-8").splitlines() if base.exists() else []
     matcher = difflib.SequenceMatcher(None, before, tree.read_text("utf-8").splitlines(), autojunk=False)
-    return {n + 1 for tag, _, _, start, end in matcher.get_opcodes() if tag != "equal" for n in range(start, end)}
+    # Where lines were deleted, the one that follows counts.
+    spans = ((start, max(end, start + 1)) for tag, _, _, start, end in matcher.get_opcodes() if tag != "equal")
+    return {n + 1 for start, end in spans for n in range(start, end)}
 
 
 def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ class Served:
         network, tokenizer = loaded(self.path)
         options = {"max_tokens": n, "logits_processors": make_logits_processors(None, **penalty)}
         steps = generate_step(mx.array(tokenizer.encode(prompt)), network, **options)
-        return str(tokenizer.decode([int(token) for token, _ in steps])).strip()
+        tokens = takewhile(lambda token: token not in tokenizer.eos_token_ids, (int(token) for token, _ in steps))
+        return str(tokenizer.decode(list(tokens))).strip()
 
     def check(self, prompt: str, n: int, what: str, got: str | None = None) -> str:
         text, expected = self.ask(prompt, n) if got is None else got, self.right(prompt, n)
@@ -116,7 +118,7 @@ def test_prefixes(served: Served, adapter: Adapters) -> None:
 def test_one_prompt_twice(served: Served, adapter: Adapters) -> None:
     """The second time the whole prompt is cached."""
     for time in ("the first", "the second", "the third"):
-        served.check(served.prompt(20), NEXT, f"{time} time that the prompt is sent")
+        served.check(f"{served.prompt(20)}total", NEXT, f"{time} time that the prompt is sent")
 
 
 def test_seeds(served: Served, adapter: Adapters) -> None:
@@ -142,8 +144,8 @@ def test_a_penalty_on_a_cached_prompt(served: Served, adapter: Adapters) -> None
 
 @pytest.mark.contract("C10")
 def test_clients_at_once(served: Served, adapter: Adapters) -> None:
-    """Two clients, one with a longer answer: each gets what it gets alone."""
-    wanted = [(served.prompt(23), 24), (served.prompt(24)[5:], 9), (served.prompt(25), 16)]
+    """Three clients, whose answers are long enough that they are in one batch: each gets what it gets alone."""
+    wanted = [(served.prompt(23), 96), (served.prompt(24)[5:], 40), (served.prompt(25), 72)]
     with ThreadPoolExecutor(len(wanted)) as clients:
         texts = list(clients.map(lambda one: served.ask(*one), wanted))
     for (prompt, n), text in zip(wanted, texts, strict=True):
