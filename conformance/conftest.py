@@ -47,12 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
         lines, others = stages.read(stages.FILE.read_text()), config.getoption("--other-tests")
         config.pluginmanager.register(stages.Plugin(stage, lines, stages.order(), others), "stages")
     # What the last stage is expected to fail may not be there yet.
-    adapters = config.getoption("--adapter")
-    # Nor does a tree that only descends from a release, or is asked through other adapters, fail the same.
-    of_the_release = expected.stem == f"{release}-{flavour}" and "+tree" not in mlx_lm.__version__ and not adapters
-    strict = stage is None and of_the_release
+    strict = stage is None and expected.stem == f"{release}-{flavour}"
     config.pluginmanager.register(Plugin(expected, strict), "expectations")
-    config.pluginmanager.register(judging.Plugin(adapters), "judging")
+    config.pluginmanager.register(judging.Plugin(config.getoption("--adapter")), "judging")
     if (path := config.getoption("--scorecard")) is not None:
         about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
         about |= {"device": device(), "python": platform.python_version()}

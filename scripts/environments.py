@@ -64,13 +64,13 @@ def base_of(name: str) -> str:
     where, ref = _place(name)
     if git(where, "rev-parse", "--show-toplevel", check=False).stdout.strip() != str(where):
         return _release_of(where)
-    commit = _commit(where, ref or "HEAD")
+    source, commit = name.partition("@")[0], _commit(where, ref or "HEAD")
     for branch in BRANCHES:
         start = git(where, "merge-base", commit, branch, check=False).stdout.strip()
         if start and (start != commit or (not ref and git(where, "status", "--porcelain").stdout.strip())):
-            return f"{where}@{start[:12]}"
+            return f"{source}@{start[:12]}"
     tag = git(where, "describe", "--tags", "--abbrev=0", "--match", "v*", f"{commit}^", check=False).stdout.strip()
-    return f"{where}@{tag}" if tag else _release_of(where)
+    return f"{source}@{tag}" if tag else _release_of(where)
 
 
 def _release_of(where: Path) -> str:

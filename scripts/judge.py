@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -126,14 +127,21 @@ def judged(args: argparse.Namespace) -> int:
             raise Refused(f"it could not be asked: {error}") from error
         files = looked_at(base.package, tree.package, tree.covered())
     compared(right, found)
-    command = [str(tree_at.python), "-m", "pytest", "-o", "addopts=", *(f"--adapter={name}" for name in tree.adapters)]
+    command = [
+        str(tree_at.python.relative_to(ROOT)),
+        "-m",
+        "pytest",
+        "-o",
+        "addopts=",
+        *(f"--adapter={name}" for name in tree.adapters),
+    ]
     judgement = Judgement((base_name, args.tree), right, found, differences(right, found), files, command)
     file = args.markdown or JUDGED / "last.md"
     file.write_text(markdown(judgement), "utf-8")
     print(screen(judgement))
     if RELEASE.fullmatch(args.tree) and args.tree not in releases()[0]:
         print(series_fits(args.tree))
-    print(f"All of it: {file}. It took {time.monotonic() - start:.0f} s.")
+    print(f"All of it: {os.path.relpath(file)}. It took {time.monotonic() - start:.0f} s.")
     if args.scorecard:
         args.scorecard.write_text(json.dumps(column(tree, parts, args.tree), indent=1) + "\n", "utf-8")
     # A file of tests that needs a name which the tree lacks.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from conformance.adapters import Adapters
 from conformance.testing.caches.layer_io import WIDTH
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ MASK = "cache.make_mask(len(tokens), return_array=True, window_size=None)"
 CALLS = {"snapshot": "taken = snapshot(caches)", "restore": "restore(caches, taken)"}
 
 
-def lines(kind: Kind, played: Iterable[tuple[str, int]], functions: Iterable[Callable[..., Any]], seen: str) -> str:
+def lines(kind: Kind, played: Sequence[tuple[str, int]], adapter: Adapters, seen: str) -> str:
+    called = dict.fromkeys(name for name, _ in played if name in ("snapshot", "restore", "trim"))
     classes = dict.fromkeys(name for name in kind.classes if name not in ("CacheList", "ConcatenateKVCache"))
     steps = [*(f"{name}.step = 4" for name in classes), f"caches = [{kind.code}]"]
     token, batch = 0, len(kind.left)
@@ -46,4 +48,6 @@ def lines(kind: Kind, played: Iterable[tuple[str, int]], functions: Iterable[Cal
     # As llama4 does it, whose mask says what a query sees.
     mask = "cache.maybe_trim_front()" if "Chunked" in kind.code else MASK
     feed = FEED.format(width=WIDTH, mask=mask)
-    return "\n".join([HEAD, *map(inspect.getsource, functions), feed, f"batch = {batch}", *steps])
+    return "\n".join(
+        [HEAD, *(inspect.getsource(adapter.function(name)) for name in called), feed, f"batch = {batch}", *steps]
+    )

@@ -221,8 +221,7 @@ def check(kind: Kind, adapter: Adapters, programs: Iterable[Program]) -> None:
             failed.append((run.played, f"it raises {first_line(error)}"))
     if failed:
         played, seen = failed[0]
-        functions = [adapter.function(name) for name in ("snapshot", "restore", "trim") if (name, 0) in {*played}]
-        broken(f"{seen}, in {len(failed)} of {len(failed) + shown} programs", lines(kind, played, functions, seen))
+        broken(f"{seen}, in {len(failed)} of {len(failed) + shown} programs", lines(kind, played, adapter, seen))
     if not shown:
         not_shown("it refuses every program")
 

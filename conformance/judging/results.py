@@ -89,7 +89,9 @@ def read(file: Path) -> Results:
 
 def _result(case: ElementTree.Element, notes: dict[str, str]) -> Result:
     for kind in ("failure", "error"):
-        if (one := case.find(kind)) is not None:
+        one = case.find(kind)
+        # What a release is expected to fail, and this tree does not, holds.
+        if one is not None and not (one.text or "").startswith("[XPASS"):
             said, _, lines = (one.text or "").strip().partition("\n\n")
             if (trace := re.search(r"^E +(.*)", one.text or "", re.MULTILINE)) is not None:
                 said, lines = trace[1], ""

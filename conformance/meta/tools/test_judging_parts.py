@@ -130,6 +130,7 @@ def test_what_pytest_wrote(tmp_path: Path) -> None:
         "def test_not_offered(): ask.not_offered('no')\n"
         "def test_not_shown(): ask.not_shown('no')\n"
         "@pytest.mark.xfail(reason='Refused: it says so')\ndef test_expected(): assert False\n"
+        "@pytest.mark.xfail(strict=True)\ndef test_mended(): pass\n"
         "@pytest.fixture\ndef wrong(): ask.broken('no start')\n"
         "def test_start(wrong): pass\n"
     )
@@ -147,6 +148,7 @@ def test_what_pytest_wrote(tmp_path: Path) -> None:
         "not_offered": (ABSENT, "no", ""),
         "not_shown": (NOT_SHOWN, "no", ""),
         "expected": (REFUSED, "Refused: it says so", ""),
+        "mended": (HOLDS, "", ""),
         "start": (BROKEN, "no start", ""),
     }
     assert found["holds"].notes == {"about": "it"}
@@ -187,9 +189,8 @@ def test_the_lines_of_a_program_run_without_the_suite(tmp_path: Path) -> None:
         ("filter", 1),
         ("feed", 1),
     ]
-    functions = [stock.function(name) for name in ("snapshot", "restore", "trim")]
     (kind,) = (kind for kind in programs.KINDS if kind.name == "BatchKVCache")
-    text = lines(kind, played, functions, "it is wrong")
+    text = lines(kind, played, stock, "it is wrong")
     assert "conformance" not in text
     done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -224,14 +225,16 @@ def test_the_results_of_a_base_are_kept_until_something_changes(
 
     def run_it(self: Run, part: str, *_: Any) -> Results:
         times.append(part)
-        (tmp_path / "kept" / f"{part}.xml").write_text("<a><testcase name='test' classname='a'/></a>")
+        (tmp_path / "kept" / f"{part}.xml").write_text(
+            "<a><testcase name='test' classname='test_through_adapter'/></a>"
+        )
         return {}
 
     monkeypatch.setattr(Run, "_ask", run_it)
     for _ in range(2):
         run.ask_once(["caches"])
     assert times == ["caches"]
-    assert set(run.ask_once(["caches", "server"])) == {"a.py::test"}
+    assert set(run.ask_once(["caches", "server"])) == {"test_through_adapter.py::test"}
     (package / "a.py").write_text("2")
     run.ask_once(["caches"])
     assert times == ["caches", "server", "caches"]
