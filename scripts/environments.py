@@ -101,7 +101,7 @@ def _commit(where: Path, ref: str) -> str:
 
 
 def _folder(name: str, identity: str) -> Environment:
-    short = re.sub(r"[^\w.]+", "-", name).strip("-")[-40:]
+    short = re.sub(r"[^\w.]+", "-", name).strip("-.")[-40:]
     return Environment(name, JUDGED / f"{short}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}")
 
 
