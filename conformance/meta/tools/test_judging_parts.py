@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from environments import base_of
 
 from conformance import ROOT, adapters
 from conformance.adapters import NAMES, SHIPPED, Adapter, Adapters, Unusable, load
@@ -238,6 +239,27 @@ def test_the_results_of_a_base_are_kept_until_something_changes(
     (package / "a.py").write_text("2")
     run.ask_once(["caches"])
     assert times == ["caches", "server", "caches"]
+
+
+def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
+    def git(*args: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *args], cwd=tmp_path, check=True)
+
+    def commit(name: str) -> str:
+        (tmp_path / name).write_text(name)
+        git("add", "-A")
+        git("commit", "--quiet", "--message", name)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True)
+        return f"{tmp_path}@{head.stdout[:12]}"
+
+    git("init", "--quiet", "--initial-branch", "main")
+    commit("released")
+    git("tag", "v0.33.0")
+    start = commit("later")
+    git("checkout", "--quiet", "-b", "mine")
+    commit("change")
+    assert base_of(f"{tmp_path}@mine") == base_of(str(tmp_path)) == start
+    assert base_of(f"{tmp_path}@main") == f"{tmp_path}@v0.33.0"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
