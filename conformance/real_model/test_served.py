@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 
 from conformance.smollm2 import MODELS, path_of
-from conformance.smollm2.tasks import SHORT_TASKS, TABLE, TASKS, repeat, rewrite
+from conformance.smollm2.tasks import TABLE, TASKS, rewrite
 from conformance.testing.server.process import serve
 from conformance.testing.texts.workloads import Message, chat
 
 pytestmark = pytest.mark.real_model
 
-# How many tokens the answers have. In 4 bits a CPU takes a second a token, also of the prompt.
-TOKENS = {"smollm2": 24, "smollm2-4bit": 8}
-# Prompts of 8 clients at once, on a slow machine.
-TIMEOUT = 3000.0
-PREDICTION = rewrite()[0]["content"].split("```")[1].replace("width", "n_chars")
-SHORT = "one two three four one two three five"
+TOKENS = 24
+# Long prompts of 8 clients at once, on a slow machine.
+TIMEOUT = 900.0
+PREDICTION = {"type": "content", "content": rewrite()[0]["content"].split("```")[1].replace("width", "n_chars")}
 TOOLS = [
     {
         "name": "get_weather",
@@ -30,25 +28,22 @@ TOOLS = [
     },
     {"name": "convert", "description": "Convert a temperature.", "parameters": {"value": "number", "to": "string"}},
 ]
+SYSTEM = f"You can call these tools, with one JSON object a line:\n{json.dumps(TOOLS, indent=1)}"
 CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "unit": "celsius"}}'
 Body = dict[str, Any]
 
 
-def tool_talk(model: str) -> list[list[Message]]:
+def tool_talk() -> list[list[Message]]:
     """The prompts of the conversations A, B, A: the third goes on where the first one ended."""
-    tools, other = (TOOLS, TABLE) if model == "smollm2" else (TOOLS[:1], "Ada,1815")
-    system = f"You can call these tools, with one JSON object a line:\n{json.dumps(tools, indent=1)}"
-    first = [{"role": "system", "content": system}, *chat("What is the weather in Oslo, in celsius?")]
+    first = [{"role": "system", "content": SYSTEM}, *chat("What is the weather in Oslo, in celsius?")]
     result = [{"role": "assistant", "content": CALL}, *chat('{"city": "Oslo", "celsius": 7}\nWrite the call again.')]
-    return [first, chat(f"Quote this table.\n{other}"), first + result]
+    return [first, chat(f"Quote this table.\n{TABLE}"), first + result]
 
 
-def bodies(model: str) -> list[Body]:
-    """Eight requests: every task, and two with a prediction. In 4 bits four."""
-    tasks, predicted, text = (TASKS, rewrite, PREDICTION) if model == "smollm2" else (SHORT_TASKS, repeat, SHORT)
-    prediction = {"type": "content", "content": text}
-    plain: list[Body] = [{"messages": make()} for make in tasks.values()]
-    return [*plain, *({"messages": predicted(), "prediction": prediction, "seed": seed} for seed in range(2))]
+def bodies() -> list[Body]:
+    """Eight requests: every task, and two with a prediction."""
+    plain: list[Body] = [{"messages": make()} for make in TASKS.values()]
+    return [*plain, *({"messages": rewrite(), "prediction": PREDICTION, "seed": seed} for seed in range(2))]
 
 
 def answers(model: str, requests: Sequence[Body], clients: int, *options: str) -> list[str]:
@@ -56,8 +51,7 @@ def answers(model: str, requests: Sequence[Body], clients: int, *options: str) -
     with serve(*options, model=path_of(model)) as server, ThreadPoolExecutor(clients) as pool:
         server.timeout = TIMEOUT
         found = [
-            {name: value for name, value in body.items() if options or name != "prediction"}
-            | {"max_tokens": TOKENS[model]}
+            {name: value for name, value in body.items() if options or name != "prediction"} | {"max_tokens": TOKENS}
             for body in requests
         ]
         responses = list(pool.map(server.post, found))
@@ -66,12 +60,11 @@ def answers(model: str, requests: Sequence[Body], clients: int, *options: str) -
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_clients_at_once(model: str) -> None:
-    requests = bodies(model)
-    assert answers(model, requests, len(requests), "--draft-type", "auto") == answers(model, requests, 1)
+def test_eight_clients(model: str) -> None:
+    assert answers(model, bodies(), 8, "--draft-type", "auto") == answers(model, bodies(), 1)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_tool_calls_go_on_from_a_cached_prompt(model: str) -> None:
-    requests = [{"messages": messages} for messages in tool_talk(model)]
+    requests = [{"messages": messages} for messages in tool_talk()]
     assert answers(model, requests, 1, "--draft-type", "auto") == answers(model, requests, 1)

@@ -34,13 +34,12 @@ class Run:
     drafted: int
 
 
-def run(
-    model: Any, tokenizer: Any, prompt: Sequence[int], n: int = TOKENS, stop: int | None = None, **options: Any
-) -> Run:
-    """Decode up to ``n`` tokens, and keep the log probabilities of each. ``stop`` closes the generator before."""
+def run(model: Any, tokenizer: Any, prompt: Sequence[int], n: int = TOKENS, **options: Any) -> Run:
+    """Decode up to ``n`` tokens, and keep the log probabilities of each."""
     mx.random.seed(SEED)
-    steps = stream_generate(model, tokenizer, list(prompt), max_tokens=n, **options)
-    found = list(islice(steps, stop))
+    # Closed after n of them, as a user's loop that breaks.
+    steps = stream_generate(model, tokenizer, list(prompt), max_tokens=TOKENS, **options)
+    found = list(islice(steps, n))
     steps.close()
     draft = found[-1].draft
     return Run([step.token for step in found], [step.logprobs for step in found], draft.drafted if draft else 0)
@@ -58,31 +57,31 @@ def between(what: str, plain: Run, drafted: Run) -> list[str]:
     return [f"{what}: the log probabilities of token {wrong[0]} differ"] if wrong else []
 
 
-def parity(model: Any, tokenizer: Any, messages: list[Message], sampling: str, n: int = TOKENS) -> list[str]:
+def parity(model: Any, tokenizer: Any, messages: list[Message], sampling: str) -> list[str]:
     """C4 and C5: the tokens and log probabilities are those of plain decoding."""
     prompt = encode(tokenizer, messages)
-    plain = run(model, tokenizer, prompt, n, **SAMPLING[sampling]())
-    return between(sampling, plain, run(model, tokenizer, prompt, n, **SAMPLING[sampling](), **DRAFT))
+    plain = run(model, tokenizer, prompt, **SAMPLING[sampling]())
+    return between(sampling, plain, run(model, tokenizer, prompt, **SAMPLING[sampling](), **DRAFT))
 
 
-def exits(model: Any, tokenizer: Any, messages: list[Message], after: Sequence[int], n: int = TOKENS) -> list[str]:
+def exits(model: Any, tokenizer: Any, messages: list[Message], after: Sequence[int]) -> list[str]:
     """C3: generation that is closed after some tokens leaves the cache that plain decoding leaves."""
     prompt, more = encode(tokenizer, messages), tokenizer.encode("\nAgain:", add_special_tokens=False)
     wrong = []
-    for stop in after:
+    for n in after:
         offsets, turns = [], []
         for draft in ({}, DRAFT):
             cache = make_prompt_cache(model)
-            run(model, tokenizer, prompt, n, stop, prompt_cache=cache, **draft)
+            run(model, tokenizer, prompt, n, prompt_cache=cache, **draft)
             offsets.append(offsets_of(cache))
-            turns.append(run(model, tokenizer, more, n, prompt_cache=cache))
+            turns.append(run(model, tokenizer, more, prompt_cache=cache))
         if offsets[0] != offsets[1]:
-            wrong.append(f"closed after {stop}: the cache holds {offsets[1][0]} tokens, not {offsets[0][0]}")
-        wrong += between(f"closed after {stop}, the next turn", *turns)
+            wrong.append(f"closed after {n}: the cache holds {offsets[1][0]} tokens, not {offsets[0][0]}")
+        wrong += between(f"closed after {n}, the next turn", *turns)
     return wrong
 
 
-def conversation(model: Any, tokenizer: Any, questions: Sequence[str], n: int = TOKENS) -> list[str]:
+def conversation(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[str]:
     """C3 and C4: a chat of several turns, each of which goes on from the cache of the one before."""
     caches = [make_prompt_cache(model), make_prompt_cache(model)]
     wrong = []
@@ -90,20 +89,22 @@ def conversation(model: Any, tokenizer: Any, questions: Sequence[str], n: int = 
         # As mlx_lm.chat does: the cache holds what came before.
         prompt = encode(tokenizer, [{"role": "user", "content": question}])
         options = ({"prompt_cache": caches[0]}, {"prompt_cache": caches[1], **DRAFT})
-        wrong += between(f"turn {number}", *(run(model, tokenizer, prompt, n, **one) for one in options))
+        wrong += between(f"turn {number}", *(run(model, tokenizer, prompt, **one) for one in options))
         if offsets_of(caches[0]) != offsets_of(caches[1]):
             wrong.append(f"turn {number}: the caches hold other numbers of tokens")
     return wrong
 
 
-def batch(model: Any, tokenizer: Any, conversations: Sequence[list[Message]], n: int = TOKENS) -> tuple[list[str], int]:
+def batch(model: Any, tokenizer: Any, conversations: Sequence[list[Message]]) -> tuple[list[str], int]:
     """C10: each row of a drafted batch is what it is alone, or what plain decoding makes of it in the same batch.
 
     The second value is how many rows differ between those two, which is the library's doing.
     """
     prompts = [encode(tokenizer, messages) for messages in conversations]
-    plain, drafted = (batch_generate(model, tokenizer, prompts, max_tokens=n, **draft).texts for draft in ({}, DRAFT))
-    alone = [tokenizer.decode(run(model, tokenizer, prompt, n).tokens, skip_special_tokens=True) for prompt in prompts]
+    plain, drafted = (
+        batch_generate(model, tokenizer, prompts, max_tokens=TOKENS, **draft).texts for draft in ({}, DRAFT)
+    )
+    alone = [tokenizer.decode(run(model, tokenizer, prompt).tokens, skip_special_tokens=True) for prompt in prompts]
     rows = enumerate(zip(plain, drafted, alone, strict=True))
     wrong = [f"row {i}: {b!r}, not {a!r}" for i, (a, b, c) in rows if b not in (a, c)]
     return wrong, sum(a != b for a, b in zip(plain, alone, strict=True))

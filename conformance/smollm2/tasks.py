@@ -40,16 +40,9 @@ def answer() -> list[Message]:
     return chat("What is the capital of France, and what is it known for?")
 
 
-def repeat() -> list[Message]:
-    return chat("Write this again: one two three four one two three five.")
-
-
 TASKS: dict[str, Callable[[], list[Message]]] = {
     make.__name__: make for make in (rewrite, document, quote, fill_json, explain, answer)
 }
-
-# For weights that take a CPU a second a token, also of the prompt.
-SHORT_TASKS: dict[str, Callable[[], list[Message]]] = {make.__name__: make for make in (repeat, answer)}
 
 
 def encode(tokenizer: Any, messages: list[Message]) -> list[int]:
