@@ -89,8 +89,10 @@ def split_by_layers(record: Record) -> Any:
 def ngram_size(record: Record) -> Any:
     """The number of tokens that the strategy looks up. Later, shorter matches continue differently."""
     strategy, end = record.at("step.strategy"), list(range(1, 10))
+    # A memory is asked for what the text itself does not have.
+    other = NgramModStrategy(strategy._table) if isinstance(strategy, NgramModStrategy) else strategy
     for n in range(9, 1, -1):
-        strategy.observe([500 + n, *end[-n:], 100 + n])
+        other.observe([500 + n, *end[-n:], 100 + n])
     strategy.observe(end)
     return strategy.propose(1)[0] - 100
 

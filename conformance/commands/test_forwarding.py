@@ -183,7 +183,7 @@ def test_a_request_overrides_the_server() -> None:
 
 # The options of the server, the fields of a request, and the result of both.
 TOGETHER: dict[str, tuple[str, dict[str, Any], str | Callable[[Record], Any], Any]] = {
-    "a size for a type of the request": ("--ngram-size 8", {"draft_type": "ngram-mod"}, ngram_size, 8),
+    "a size for a type of the request": ("--ngram-size 7", {"draft_type": "ngram-mod"}, ngram_size, 7),
     "a type, and a draft model of the request": (
         "--draft-type auto",
         {"draft_model": "a/draft"},

@@ -30,7 +30,7 @@ STAGES = {
     "core": 1155,
     "models": 330,
     "gate": 585,
-    "drafters": 1035,
+    "drafters": 1045,
     "devices": 275,
     "batch": 770,
     "server": 455,
