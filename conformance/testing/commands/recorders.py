@@ -15,6 +15,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -211,7 +212,10 @@ class Record:
         queries = iter(["Repeat this.", "q"])
         yield patch.object(NgramModTable, "save", save)
         yield patch.object(TokenizerWrapper, "apply_chat_template", apply_chat_template)
-        yield patch.dict(sys.modules, {"PIL": SimpleNamespace(Image=SimpleNamespace(open=open_image))})
+        # Where it is installed, other packages need the rest of it.
+        image = importlib.import_module("PIL.Image") if find_spec("PIL") else SimpleNamespace()
+        yield patch.object(image, "open", open_image, create=True)
+        yield patch.dict(sys.modules, {} if find_spec("PIL") else {"PIL": SimpleNamespace(Image=image)})
         yield patch("builtins.input", lambda *_: next(queries))
         yield patch.object(mx.random, "seed", self.seed)
         if self.ranks > 1:
