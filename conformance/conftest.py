@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,24 +17,14 @@ from conformance.adapters import Adapters
 from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
 from conformance.judging import plugin as judging
-from conformance.scorecard import plugin as scorecard
-from conformance.scorecard.rows import THE_SUITE
 from conformance.stages import plugin as stages
 from conformance.testing.device import device
 from conformance.testing.faults.planted import Fault
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--scorecard",
-        type=Path,
-        metavar="FILE",
-        help="write the result of each test; give it as --scorecard=FILE, without spaces",
-    )
-
     parser.addoption("--adapter", action="append", metavar="NAME|FILE", help="an adapter; default: all that fit")
     parser.addoption("--stage", metavar="NAME", help="only the tests that hold after this stage of the series")
-    parser.addoption("--other-tests", action="store_true", help="with --stage: those that have no line for it yet")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,26 +32,26 @@ def pytest_configure(config: pytest.Config) -> None:
     release = mlx_lm.__version__.split("+")[0]
     expected = nearest(release, flavour)
     if (stage := config.getoption("--stage")) is not None:
-        lines, others = stages.read(stages.FILE.read_text()), config.getoption("--other-tests")
-        config.pluginmanager.register(stages.Plugin(stage, lines, stages.order(), others), "stages")
+        lines = stages.read(stages.FILE.read_text())
+        config.pluginmanager.register(stages.Plugin(stage, lines, stages.order()), "stages")
     # What the last stage is expected to fail may not be there yet.
     strict = stage is None and expected.stem == f"{release}-{flavour}"
     config.pluginmanager.register(Plugin(expected, strict), "expectations")
     config.pluginmanager.register(judging.Plugin(config.getoption("--adapter")), "judging")
-    if (path := config.getoption("--scorecard")) is not None:
-        about = {"release": release, "flavour": flavour, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
-        about |= {"device": device(), "python": platform.python_version()}
-        config.pluginmanager.register(scorecard.Plugin(path, about), "scorecard")
+
+
+# The tests of the suite itself do not depend on the release, so one run of them is enough.
+SELFTEST = ("conformance/meta/tools/", "conformance/meta/verdicts/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the suite itself as ``selftest``: they do not depend on the release, so one run is enough."""
-    try:
-        for item in items:
-            if scorecard.row_of(item).group == THE_SUITE:
-                item.add_marker("selftest")
-    except LookupError as error:
-        raise pytest.UsageError(str(error)) from error
+    """Mark the tests of the suite itself as ``selftest``, and note for the JUnit file what the scorecard reads."""
+    on = f"mlx-lm {mlx_lm.__version__}, mlx {version('mlx')}, {device()}"
+    for item in items:
+        if item.get_closest_marker("planted") or item.nodeid.startswith(SELFTEST):
+            item.add_marker("selftest")
+        contract = item.get_closest_marker("contract")
+        item.user_properties += [("on", on), *([("contract", contract.args[0])] if contract else [])]
 
 
 def pytest_report_header() -> str:

@@ -55,7 +55,7 @@ class Run:
         command = [str(self.python), "-m", "pytest", *(select or [file_of(part)]), "-q", "-p", "no:cacheprovider"]
         # The project's options need plugins that the tests of a part do not.
         command += ["-o", "addopts=", "-o", "junit_family=xunit1"]
-        command += [f"--junit-xml={out}", f"--scorecard={self.scorecard(part)}"]
+        command += [f"--junit-xml={out}"]
         command += [f"--adapter={name}" for name in self.adapters]
         if coverage:
             command[2:3] = ["coverage", "run", f"--rcfile={self._configured()}", "-m", "pytest"]
@@ -68,9 +68,6 @@ class Run:
             raise NotAsked(said[-1].removeprefix("ERROR: ") if said else "pytest ended without a message")
         # A stale expectation of a release is no test of a tree.
         return {test: result for test, result in read(out).items() if TEST in test}
-
-    def scorecard(self, part: str) -> Path:
-        return self.folder / f"{part}.scorecard.json"
 
     def known(self, parts: Sequence[str]) -> tuple[Results, list[str]]:
         """The results that are kept of the same package, suite and adapters, and the parts that lack some."""

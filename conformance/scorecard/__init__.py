@@ -1,1 +1,1 @@
-"""The result of each run of the suite, and the page and the table made from these files."""
+"""The results of runs of the suite as a table by contract: docs/releases.md."""

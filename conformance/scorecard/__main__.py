@@ -1,18 +1,137 @@
-"""Make a page and a table from runs of the suite: python -m conformance.scorecard FILE...
+"""Make a table by contract of runs of the suite: python -m conformance.scorecard FILE...
 
-A FILE comes from pytest --scorecard=FILE (scripts/tox.sh writes them into .tox/scorecards). If two runs have the same
-release, flavour, mlx and device, the later one counts. If they also have the same series, the tests that the later one
-left out are kept. The page has every run, row and reason; the table has the default release with its newest mlx.
+A FILE is pytest's JUnit file of an environment of tox.ini, and has its name: .tox/scorecards/stock.xml. The page has
+all files, and the tests that did not pass; the table of a document has the default release, patched and stock.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
+from xml.etree import ElementTree
 
-from conformance.scorecard.cells import load
-from conformance.scorecard.table import MARKED, filled, page, verdict
+from conformance.expectations.files import kind
+
+CONTRACTS = {
+    "C1 snapshot": "a restored cache is what it was",
+    "C2 no silent no-op": "a cache drops tokens exactly, or the error names it",
+    "C3 exits": "however generation ends, the cache holds what was yielded",
+    "C4 parity": "the tokens and log probabilities of plain decoding",
+    "C5 processors": "logits processors see what plain decoding shows them",
+    "C6 nothing hidden": "the response says why nothing is drafted; contradictions are errors",
+    "C7 no regret": "drafting that does not pay becomes shorter; nothing is measured",
+    "C8 one forward a cycle": "a rejected draft costs no second forward pass",
+    "C9 ranks agree": "all ranks draft and accept alike",
+    "C10 rows are alone": "each row of a batch is what it is alone",
+}
+REST = "everything else"
+ROWS = CONTRACTS | {REST: "cache kinds, architectures, commands, chat, server, upstream's tests, surface"}
+PASSED, FAILED, EXPECTED, SKIPPED, NEEDED = "passed", "failed", "expected to fail", "skipped", "needs the series"
+# What a cell says of tests that did not pass, in this order, and the light of the first of them.
+LIGHTS = {FAILED: "🔴", "wrong": "🟡", "refused": "🟡", EXPECTED: "🟡", SKIPPED: "⚪", NEEDED: "⚪"}
+MARKED = re.compile(r"(<!-- scorecard -->\n).*?(<!-- end scorecard -->)", re.DOTALL)
+# The columns of a document.
+DEFAULT = ("patched", "stock")
+
+
+@dataclass
+class Run:
+    name: str
+    # The versions and the device.
+    on: str = ""
+    rows: dict[str, Counter[str]] = field(default_factory=lambda: {row: Counter() for row in ROWS})
+    # The tests that did not pass, by outcome and reason.
+    why: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def total(self, outcome: str) -> int:
+        return sum(row[outcome] for row in self.rows.values())
+
+
+def read(path: Path) -> Run:
+    run = Run(path.stem)
+    worst: dict[str, tuple[str, str, str]] = {}
+    for case in ElementTree.parse(path).iter("testcase"):
+        test = f"{case.attrib['classname']}::{case.attrib['name']}"
+        about = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
+        run.on = about.get("on", run.on)
+        # A test that passed may fail at its end.
+        if worst.get(test, ("", "", ""))[1] != FAILED:
+            worst[test] = (row_of(test, about.get("contract", "")), *outcome(case))
+    for test, (row, said, reason) in worst.items():
+        run.rows[row][said] += 1
+        if said != PASSED:
+            run.why.setdefault((said, reason), []).append(test)
+    return run
+
+
+def row_of(test: str, mark: str) -> str:
+    """The row of the contract that a mark names, or else that of its folder."""
+    folder = re.search(r"contracts\.(c\d+)_", test)
+    contract = mark or (folder[1].upper() if folder else "")
+    return next((row for row in CONTRACTS if row.split()[0] == contract), REST)
+
+
+def outcome(case: ElementTree.Element) -> tuple[str, str]:
+    """What became of a test, and the first line of the reason."""
+    for name in ("failure", "error"):
+        if (one := case.find(name)) is not None:
+            return FAILED, one.attrib.get("message", "").partition("\n")[0]
+    if (one := case.find("skipped")) is None:
+        return PASSED, ""
+    reason = one.attrib.get("message", "")
+    if one.attrib.get("type") == "pytest.xfail":
+        return {"no such API": NEEDED, "": EXPECTED}.get(kind(reason), kind(reason)), reason
+    return ("refused" if reason.startswith("refused") else SKIPPED), reason
+
+
+def cell(told: Counter[str], tests: int) -> str:
+    """How many of so many tests pass. What a run does not count itself needs the series: a file that does not import
+    is one test, whatever it holds."""
+    needed = max(tests - sum(n for said, n in told.items() if said != NEEDED), 0)
+    if needed == tests:
+        return f"⚪ {NEEDED}" if tests else "—"
+    told = Counter({**told, NEEDED: needed})
+    rest = [said for said in LIGHTS if told[said]]
+    if not rest:
+        return f"🟢 all {tests:,} pass"
+    counts = ", ".join(f"{told[said]:,} {said}" for said in rest)
+    if needed > 1:
+        counts = counts.replace("needs", "need")
+    return f"{LIGHTS[rest[0]]} {told[PASSED]:,} of {tests:,} pass; {counts}"
+
+
+def verdict(runs: Sequence[Run]) -> str:
+    """What is wrong, in one line, or that nothing is."""
+    wrong = [f"{run.name} has {run.total(FAILED):,} failed" for run in runs if run.total(FAILED)]
+    if wrong:
+        return f"**Something is wrong**: {'; '.join(wrong)}."
+    return (
+        f"**Nothing is wrong**: no test fails in {', '.join(run.name for run in runs)} but those that are expected to."
+    )
+
+
+def table(runs: Sequence[Run]) -> str:
+    """A line for each contract, with the tests of the run with the series as the whole of it."""
+    named = {run.name: run for run in runs}
+    lines = [["Contract", "What it says", *named], ["---"] * (2 + len(runs))]
+    for row, what in ROWS.items():
+        wholes = [named.get(run.name.replace("stock", "patched"), run).rows[row].total() for run in runs]
+        lines.append([row, what, *(cell(run.rows[row], n) for run, n in zip(runs, wholes, strict=True))])
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{verdict(runs)}\n\n{text}\n" + "".join(f"- {run.name}: {run.on}\n" for run in runs)
+
+
+def reasons(run: Run) -> Iterable[str]:
+    """A line for each reason why tests did not pass, with these tests folded in."""
+    for (said, reason), tests in run.why.items():
+        text = f"{run.name}: {len(tests):,} {said}. {escape(reason)}"
+        yield f"<details><summary>{text}</summary><pre>{escape(chr(10).join(tests))}</pre></details>\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,14 +142,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table between the markers of a document")
     args = parser.parse_args(arguments)
     try:
-        runs = load(sorted(args.files, key=lambda file: file.stat().st_mtime))
-        if args.readme and not MARKED.search(text := args.readme.read_text("utf-8")):
-            raise ValueError(f"{args.readme} has no <!-- scorecard --> and <!-- end scorecard -->.")
-        if args.readme:
-            args.readme.write_text(filled(text, runs), "utf-8")
+        runs = [read(path) for path in args.files]
         if args.page:
-            args.page.write_text(page(runs), "utf-8")
-    except (ValueError, OSError) as error:
+            page = ["# The scorecard\n\n", table(runs), "\n", *(line for run in runs for line in reasons(run))]
+            args.page.write_text("".join(page), "utf-8")
+        if args.readme and (shown := [run for run in runs if run.name in DEFAULT]):
+            text, n = MARKED.subn(lambda found: found[1] + table(shown) + found[2], args.readme.read_text("utf-8"))
+            if not n:
+                raise ValueError(f"{args.readme} has no <!-- scorecard --> and <!-- end scorecard -->.")
+            args.readme.write_text(text, "utf-8")
+    except (ValueError, OSError, ElementTree.ParseError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(verdict(runs))

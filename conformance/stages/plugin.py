@@ -28,37 +28,28 @@ def read(text: str) -> dict[str, str]:
 
 
 class Plugin:
-    """Collects what holds after a stage, and nothing else; or the other way round, what has no line yet."""
+    """Collects what holds after a stage, and nothing else."""
 
-    def __init__(self, stage: str, lines: dict[str, str], stages: list[str], others: bool = False) -> None:
+    def __init__(self, stage: str, lines: dict[str, str], stages: list[str]) -> None:
         if stage not in stages:
             raise pytest.UsageError(f"--stage {stage}: the stages are {', '.join(stages)}")
-        self.is_last, self.others, self.lines = stage == stages[-1], others, lines
+        self.is_last, self.lines = stage == stages[-1], lines
         self.reached = stages[: stages.index(stage) + 1]
         self.files = {test.split("::")[0] for test, since in lines.items() if since in self.reached}
-        later = {test.split("::")[0] for test, since in lines.items() if since not in self.reached}
-        self.whole_files = self.files.intersection(lines) - later
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         name = collection_path.relative_to(ROOT).as_posix()
-        if not collection_path.name.startswith("test_"):
-            return None
-        left_out = name in self.whole_files if self.others else name not in self.files and not self.is_last
+        left_out = collection_path.name.startswith("test_") and name not in self.files and not self.is_last
         return True if left_out else None
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        kept = [item for item in items if self.others != (self.is_last or self.holds(item.nodeid))]
+        kept = [item for item in items if self.is_last or self.holds(item.nodeid)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
     def holds(self, nodeid: str) -> bool:
-        function, file, parameters = test_of(nodeid), nodeid.split("::")[0], f"-{nodeid.partition('[')[2][:-1]}-"
+        function, file, parameters = nodeid.split("[")[0], nodeid.split("::")[0], f"-{nodeid.partition('[')[2][:-1]}-"
         words = [test for test in self.lines if test.startswith(f"{function}[")]
         narrow = [test for test in words if f"-{test[:-1].partition('[')[2]}-" in parameters]
         line = next((test for test in (*narrow, function, file) if test in self.lines), None)
         return line is not None and self.lines[line] in self.reached
-
-
-def test_of(nodeid: str) -> str:
-    """The file::function of a test, without its parameters."""
-    return nodeid.split("[")[0]

@@ -1,229 +1,169 @@
-"""The scorecard shows the results of runs, and is not stale.
+"""The scorecard shows what pytest's JUnit files say.
 
-What is planted: rows that are gone, a table of other runs.
+What is planted: each outcome that a test can have, in runs with the series and without it.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
-from collections.abc import Sequence
-from html import escape
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conformance import ROOT
-from conformance.scorecard.__main__ import main
-from conformance.scorecard.cells import (
-    CONFORMANT,
-    EXPECTED,
-    FAILED,
-    LEFT_OUT,
-    NOT_RUN,
-    SAID,
-    SKIPPED,
-    SuiteRun,
-    load,
-    names,
-)
-from conformance.scorecard.rows import ROWS, THE_SUITE, THIS_REPOSITORY
-from conformance.scorecard.table import filled, groups, page, table, verdict
-from conformance.series.patches import DEFAULT
+from conformance.scorecard.__main__ import CONTRACTS, FAILED, NEEDED, PASSED, REST, ROWS, SKIPPED, cell, main, read
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
 
+CONFTEST = """
+from pathlib import Path
+from conformance import conftest
+from conformance.expectations.plugin import Plugin
 
-REASON = f"Because it is <so> {'and so ' * 9}on. And more."
+pytest_collection_modifyitems = conftest.pytest_collection_modifyitems
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "contract(name): its row")
+    config.addinivalue_line("markers", "selftest: of the suite")
+    config.pluginmanager.register(Plugin(Path(__file__).with_name("expected.txt")), "expectations")
+"""
+TESTS = """
+import pytest
 
-def green(**outcomes: str) -> dict[str, Any]:
-    """A run in which a test of each row passed, but for the rows that are named."""
-    about = {"release": DEFAULT, "flavour": "patched", "mlx-lm": f"{DEFAULT}+lookup.9", "mlx": "0.9", "python": "3.11"}
-    rows: dict[str, Any] = {}
-    for row in ROWS:
-        rows[row.name] = {f"{row.name}::{i}": {"outcome": "passed", "tokens": 5} for i in range(2)}
-        outcome = outcomes.get(row.name.split()[0])
-        if outcome == "gone":
-            del rows[row.name]
-        elif outcome:
-            rows[row.name][f"{row.name}::1"] |= {"outcome": outcome, "reason": REASON}
-    return about | {"device": "a chip", "whole": True, "rows": rows}
+@pytest.fixture
+def before():
+    assert False, "before"
 
+@pytest.fixture
+def after():
+    yield
+    assert False, "after"
 
-def loaded(folder: Path, *runs: dict[str, Any]) -> list[SuiteRun]:
-    paths = [folder / f"{i}.json" for i in range(len(runs))]
-    for path, run in zip(paths, runs, strict=True):
-        path.write_text(json.dumps(run))
-    return load(paths)
+@pytest.mark.contract("C3")
+def test_marked():
+    pass
 
+@pytest.mark.parametrize("n", range(3))
+def test_passes(n):
+    pass
 
-def line(runs: Sequence[SuiteRun], row: str) -> list[str]:
-    """The cells of a row of the table, one a run."""
-    (found,) = (one for one in table(runs).splitlines() if one.startswith(f"| {row} |"))
-    return found.strip("| ").split(" | ")[2:]
+def test_fails():
+    assert False, "it is wrong"
 
+def test_expected():
+    assert False
 
-def test_conformant_is_where_every_row_passed(tmp_path: Path) -> None:
-    (run,) = loaded(tmp_path, green())
-    assert (run.verdict, run.state) == (CONFORMANT, CONFORMANT)
-    assert {cell.state for cell in run.cells.values()} == {CONFORMANT}
-    assert (run.total.tests, run.total.total("tokens")) == (2 * len(ROWS), 10 * len(ROWS))
+def test_unexpected():
+    pass
 
+def test_skipped():
+    pytest.skip("no such chip")
 
-def test_conformant_does_not_need_the_scripts_and_the_suite_itself(tmp_path: Path) -> None:
-    (run,) = loaded(tmp_path, green(series="gone", planted="gone", verdicts="gone", tools="gone"))
-    once = [row.name for row in ROWS if row.group in (THE_SUITE, THIS_REPOSITORY)]
-    assert (once, run.verdict) == (["planted faults", "verdicts", "tools", "series and scripts"], CONFORMANT)
+def test_setup(before):
+    pass
 
+def test_teardown(after):
+    pass
+"""
+EXPECTED = """# Wrong: small numbers.
+contracts/c4_parity/test_some.py::test_expected
+contracts/c4_parity/test_some.py::test_unexpected
 
-@pytest.mark.parametrize(
-    ("outcome", "state", "verdict", "light"),
-    [
-        ("failed", FAILED, "1 failed", "🔴 1 of 2 pass; 1 failed"),
-        ("expected", EXPECTED, "1 expected to fail", "🟡 1 of 2 pass; 1 expected"),
-        ("skipped", SKIPPED, "1 skipped", "⚪ 1 of 2 pass; 1 skipped"),
-        ("left out", LEFT_OUT, "1 left out", "⚪ 1 of 2 pass; 1 left out"),
-        ("gone", NOT_RUN, "no test of C5 processors", "—"),
-    ],
-)
-def test_one_test_withholds_the_word(tmp_path: Path, outcome: str, state: str, verdict: str, light: str) -> None:
-    (run,) = runs = loaded(tmp_path, green(C5=outcome))
-    assert (run.cell("C5 processors").state, run.state, run.verdict) == (state, state, verdict)
-    assert line(runs, "C5 processors") == [light]
-    assert line(runs, "C4 parity") == ["🟢 all 2 pass"]
-    assert f"**{CONFORMANT}**" not in table(runs)
-    assert f"**{CONFORMANT}**" not in page(runs)
-    if outcome != "gone":
-        note = REASON.removesuffix(" And more.").replace("<", "&lt;")
-        assert f"\n- With the series, {SAID[outcome]}: {note}\n" in table(runs)
-        assert escape(REASON) in page(runs)
-        assert "<pre>C5 processors::1</pre>" in page(runs)
-
-
-def test_the_worst_outcome_is_shown(tmp_path: Path) -> None:
-    run = green(C3=EXPECTED)
-    run["rows"]["C3 exits"]["C3 exits::0"]["outcome"] = FAILED
-    (got,) = loaded(tmp_path, run)
-    assert (got.cell("C3 exits").state, got.cell("C3 exits").said) == (FAILED, "0 of 2, 1 failed, 1 expected to fail")
-
-
-def test_a_part_of_the_suite_is_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "part.json").write_text(json.dumps(green() | {"whole": False}))
-    assert main([str(tmp_path / "part.json")]) == 1
-    assert "a part of the suite" in capsys.readouterr().err
+# No such API: it has no drafts.
+test_other.py::import
+"""
 
 
 @pytest.mark.planted
-def test_rows_of_yesterday_are_found(tmp_path: Path) -> None:
-    run = green()
-    run["rows"]["C0 luck"] = {}
-    with pytest.raises(ValueError, match="C0 luck"):
-        loaded(tmp_path, run)
-
-
-def test_two_environments_make_a_run(tmp_path: Path) -> None:
-    """Two runs with parts of the tests make one run. With another series, only the later run counts."""
-    first, second = green(C3=FAILED, C4="left out", verdicts="gone"), green(C3=LEFT_OUT)
-    first["rows"]["C5 processors"] = {"a": {"outcome": "passed"}}
-    for result in second["rows"]["surface"].values():
-        result["outcome"] = LEFT_OUT
-    (run,) = loaded(tmp_path, first, second)
-    assert (run.cell("C4 parity").said, run.cell("verdicts").said, run.cell("surface").said) == ("2", "2", "2")
-    assert (run.cell("C5 processors").said, run.cell("C3 exits").said) == ("3", "1 of 2, 1 failed")
-    # Tests that neither ran count as left out by the later run.
-    both = [green() | {"rows": {"surface": {n: {"outcome": LEFT_OUT} for n in left}}} for left in ("ab", "bcd")]
-    (run,) = loaded(tmp_path, *both)
-    assert run.cell("surface").said == "0 of 3, 3 left out"
-    (run,) = loaded(tmp_path, first | {"mlx-lm": f"{DEFAULT}+lookup.8"}, second)
-    assert (run.cell("surface").said, run.verdict) == ("0 of 2, 2 left out", "3 left out, no test of surface")
-
-
-def test_runs_of_one_release_are_told_apart(tmp_path: Path) -> None:
-    runs = [green(), green() | {"mlx": "0.8"}, green() | {"mlx": "0.8", "device": "b chip"}, green() | {"flavour": "x"}]
-    first, *others = (f"{DEFAULT} patched, mlx {more}" for more in ("0.9", "0.8, a chip", "0.8, b chip"))
-    assert names(loaded(tmp_path, *runs)) == [first, *others, f"{DEFAULT} x"]
-
-
-def test_the_table_has_the_newest_mlx_of_the_default_release_and_the_page_the_others_too(tmp_path: Path) -> None:
-    older = [green() | {"mlx": "0.8"}, green() | {"release": "0.1.0"}]
-    runs = loaded(tmp_path, *older, green() | {"mlx": "0.10"}, green() | {"flavour": "x"})
-    _, _, head, *_ = table(runs).splitlines()
-    assert head == f"| Contract | What it says | {DEFAULT} patched | {DEFAULT} x |"
-    assert "mlx 0.10," in table(runs)
-    assert not re.search(r"mlx 0\.8|0\.1\.0", table(runs))
-    assert f"{DEFAULT} patched, mlx 0.8" in page(runs)
-    assert "0.1.0 patched" in page(runs)
-    assert "There is no run of 0.0.1 yet" in table(runs, "0.0.1")
-
-
-def test_the_table_has_the_contracts_and_a_line_of_all_else(tmp_path: Path) -> None:
-    runs = loaded(tmp_path, green(surface=FAILED, planted=FAILED))
-    contracts = [row.name for row in ROWS if row.group == "contracts"]
-    rows = [one.split(" | ")[0] for one in table(runs).splitlines() if one.startswith("| ")]
-    assert rows == ["| Contract", "| ---", *(f"| {name}" for name in contracts), "| everything else"]
-    # What the suite tests of itself is in the count below.
-    others = 2 * sum(row.group not in ("contracts", THE_SUITE, THIS_REPOSITORY) for row in ROWS)
-    assert line(runs, "everything else") == [f"🔴 {others - 1} of {others} pass; 1 failed"]
-    assert f"**2 failed**: {2 * len(ROWS) - 2} of {2 * len(ROWS)} tests pass" in table(runs)
-
-
-NO_API, WRONG, REFUSED = "No such API: it has no snap.", "Wrong: a token short.", "Refused: it cannot be trimmed."
-
-
-@pytest.mark.parametrize(
-    ("stock", "cell"),
-    [
-        ([(EXPECTED, NO_API)], "⚪ needs the series"),
-        ([], "⚪ needs the series"),
-        ([("passed", "")], "⚪ 1 of 4 pass; 3 need the series"),
-        ([("passed", ""), (EXPECTED, WRONG), (EXPECTED, NO_API)], "🟡 1 of 4 pass; 1 wrong, 2 need the series"),
-        ([(EXPECTED, REFUSED), (SKIPPED, "refused, as said")], "🟡 0 of 4 pass; 2 refused, 2 need the series"),
-        ([("passed", "")] * 3 + [(FAILED, "")], "🔴 3 of 4 pass; 1 failed"),
-        ([("passed", "")] * 4 + [(EXPECTED, NO_API)], "🟢 all 4 pass"),
-        ([("passed", "")] * 4 + [(FAILED, "")], "🔴 4 of 4 pass; 1 failed"),
-    ],
-)
-def test_both_columns_count_the_same_tests(tmp_path: Path, stock: list[tuple[str, str]], cell: str) -> None:
-    """A file that a stock release cannot import is one test there, whatever it holds."""
-    one, other = green(), green() | {"flavour": "stock"}
-    one["rows"]["C4 parity"] = {str(i): {"outcome": "passed"} for i in range(4)}
-    other["rows"]["C4 parity"] = {
-        str(i): {"outcome": outcome, "reason": reason} for i, (outcome, reason) in enumerate(stock)
+@pytest.mark.parametrize("how", [[], ["-p", "xdist", "-n", "2"]], ids=["one process", "two"])
+def test_each_outcome_is_told(tmp_path: Path, how: list[str]) -> None:
+    folder = tmp_path / "contracts" / "c4_parity"
+    folder.mkdir(parents=True)
+    (folder / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_other.py").write_text("from mlx_lm.draft import nothing_like_it\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "expected.txt").write_text(EXPECTED)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        ".",
+        "--junit-xml=stock.xml",
+        *how,
+    ]
+    env = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    said = subprocess.run(command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True).stdout
+    run = read(tmp_path / "stock.xml")
+    told = {row: dict(counts) for row, counts in run.rows.items() if counts}
+    c4 = {PASSED: 3, FAILED: 4, "wrong": 1, SKIPPED: 1}
+    assert told == {"C3 exits": {PASSED: 1}, "C4 parity": c4, REST: {NEEDED: 1}}, said
+    assert {reason for outcome, reason in run.why if outcome == FAILED} == {
+        "AssertionError: it is wrong",
+        "[XPASS(strict)] Wrong: small numbers.",
+        'failed on setup with "AssertionError: before',
+        'failed on teardown with "AssertionError: after',
     }
-    assert line(loaded(tmp_path, one, other), "C4 parity") == ["🟢 all 4 pass", cell]
+    assert re.match(r"mlx-lm \S+, mlx \S+, .*[CG]PU, ", run.on)
 
 
 @pytest.mark.planted
-def test_what_is_wrong_comes_first(tmp_path: Path) -> None:
-    stock = green(C1=EXPECTED, C9=SKIPPED) | {"flavour": "stock"}
-    right = loaded(tmp_path, green(), stock)
-    assert verdict(right).startswith(f"**Nothing is wrong**: no test fails in {DEFAULT} patched, {DEFAULT} stock but")
-    wrong = loaded(tmp_path, green(surface=FAILED), stock)
-    assert verdict(wrong) == f"**Something is wrong**: {DEFAULT} patched has 1 failed of surface."
-    for runs in (right, wrong):
-        assert table(runs).splitlines()[0] == page(runs).splitlines()[2] == verdict(runs)
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({PASSED: 4}, "🟢 all 4 pass"),
+        ({PASSED: 4, NEEDED: 1}, "🟢 all 4 pass"),
+        ({NEEDED: 1}, "⚪ needs the series"),
+        ({}, "⚪ needs the series"),
+        ({PASSED: 1}, "⚪ 1 of 4 pass; 3 need the series"),
+        ({PASSED: 1, "wrong": 1, NEEDED: 1}, "🟡 1 of 4 pass; 1 wrong, 2 need the series"),
+        ({"refused": 1, SKIPPED: 1}, "🟡 0 of 4 pass; 1 refused, 1 skipped, 2 need the series"),
+        ({PASSED: 3, FAILED: 1}, "🔴 3 of 4 pass; 1 failed"),
+        ({PASSED: 4, FAILED: 1}, "🔴 4 of 4 pass; 1 failed"),
+    ],
+)
+def test_a_cell_counts_the_tests_of_the_row_with_the_series(told: dict[str, int], said: str) -> None:
+    assert cell(Counter(told), 4) == said
 
 
-MARKERS = "a\n<!-- scorecard -->\n<!-- end scorecard -->\nb\n"
+def junit(folder: Path, name: str, *tests: str) -> str:
+    """A file with a test of C4 for each of these elements."""
+    cases = [
+        f'<testcase classname="contracts.c4_parity.test_a" name="{i}">{one}</testcase>' for i, one in enumerate(tests)
+    ]
+    (folder / f"{name}.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    return str(folder / f"{name}.xml")
 
 
 @pytest.mark.planted
-def test_a_stale_table_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    readme, shown, run = tmp_path / "README.md", tmp_path / "page.md", tmp_path / "0.json"
-    after = loaded(tmp_path, green(C9=SKIPPED))
-    readme.write_text(MARKERS)
-    assert main([str(run), "--readme", str(readme), "--page", str(shown)]) == 0
-    assert capsys.readouterr().out == f"{verdict(after)}\n"
-    assert shown.read_text() == page(after)
-    text = readme.read_text()
-    assert "1 skipped" in text
-    assert filled(text, after) == text
-    assert filled(text, loaded(tmp_path, green())) != text
-    readme.write_text("no markers")
-    assert main([str(run), "--readme", str(readme)]) == 1
+def test_what_is_wrong_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document, page = tmp_path / "releases.md", tmp_path / "page.md"
+    document.write_text("a\n<!-- scorecard -->\nold\n<!-- end scorecard -->\nb\n")
+    files = [junit(tmp_path, "patched", "", ""), junit(tmp_path, "stock", ""), junit(tmp_path, "patched-0.1", "")]
+    write = ["--readme", str(document), "--page", str(page)]
+    assert main([*files, *write]) == 0
+    right = "**Nothing is wrong**: no test fails in patched, stock, patched-0.1 but those that are expected to."
+    assert capsys.readouterr().out == f"{right}\n"
+    assert page.read_text().splitlines()[2] == right
+    text = document.read_text()
+    assert text.startswith("a\n<!-- scorecard -->\n**Nothing is wrong**: no test fails in patched, stock but")
+    assert (
+        "| C4 parity | the tokens and log probabilities of plain decoding | 🟢 all 2 pass | ⚪ 1 of 2 pass; 1 n" in text
+    )
+    assert text.endswith("<!-- end scorecard -->\nb\n")
+    files[1] = junit(tmp_path, "stock", '<failure message="a &lt; b"/>')
+    assert main([*files, *write]) == 0
+    assert capsys.readouterr().out == "**Something is wrong**: stock has 1 failed.\n"
+    assert "stock: 1 failed. a &lt; b</summary><pre>contracts.c4_parity.test_a::0</pre>" in page.read_text()
+    document.write_text("no markers")
+    assert main([*files, *write]) == 1
 
 
 def test_the_document_has_a_line_of_each_contract() -> None:
@@ -231,4 +171,20 @@ def test_the_document_has_a_line_of_each_contract() -> None:
     (found,) = re.findall(r"<!-- scorecard -->\n(.*?)<!-- end scorecard -->", text, re.DOTALL)
     assert found.startswith(("**Nothing is wrong**: ", "**Something is wrong**: "))
     lines = [line.strip("| ").split(" | ")[:2] for line in found.splitlines() if line.startswith("| ")]
-    assert lines[2:] == [[name, what] for name, what, _ in groups()]
+    assert lines[2:] == [list(row) for row in ROWS.items()]
+
+
+def test_the_contracts_name_their_tests() -> None:
+    """A section for each contract of the scorecard, in this order, with every file of its folder."""
+    _, *sections = (ROOT / "docs" / "contracts.md").read_text("utf-8").split("\n## ")
+    assert sections.pop().startswith("What exact means\n")
+    assert [section.split("\n", 1)[0] for section in sections] == list(CONTRACTS)
+    for row, section in zip(CONTRACTS, sections, strict=True):
+        listed = set(re.findall(r"^- (conformance/\S+\.py):", section, re.MULTILINE))
+        (folder,) = (ROOT / "conformance" / "contracts").glob(f"{row.split()[0].lower()}_*")
+        own = {str(path.relative_to(ROOT)) for path in folder.glob("test_*.py")}
+        assert own <= listed
+        # The others have tests with the mark of this contract, or marks that are made from the names of the cases.
+        marks = (f'mark.contract("{row.split()[0]}")', ".split()[0]))", "@tests.of(")
+        for path in listed - own:
+            assert any(mark in (ROOT / path).read_text("utf-8") for mark in marks), f"{path} has no test of {row}"

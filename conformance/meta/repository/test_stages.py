@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from conformance import ROOT
-from conformance.stages.__main__ import holds
 from conformance.stages.plugin import FILE, Plugin, order, read
 
 pytestmark = pytest.mark.repository
@@ -37,10 +36,10 @@ def test_each_line_names_a_test_and_a_stage() -> None:
     assert missing({here: "nosuch"}, ["core"]) == [f"nosuch {here}"]
 
 
-def collected(stage: str, lines: str, nodeids: list[str], others: bool = False) -> list[str]:
+def collected(stage: str, lines: str, nodeids: list[str]) -> list[str]:
     items: Any = [SimpleNamespace(nodeid=nodeid) for nodeid in nodeids]
     config = cast(Any, SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: None)))
-    Plugin(stage, read(lines), ["one", "two", "three"], others).pytest_collection_modifyitems(config, items)
+    Plugin(stage, read(lines), ["one", "two", "three"]).pytest_collection_modifyitems(config, items)
     return [item.nodeid for item in items]
 
 
@@ -53,15 +52,5 @@ def test_what_holds_is_collected() -> None:
     assert collected("one", "one a/test_b.py::test_x[1]\n", [*nodeids, "a/test_b.py::test_x[2-11]"]) == nodeids[1:2]
     assert collected("one", "one a/test_b.py::test_x[a-b]\n", ["a/test_b.py::test_x[c-a-b]"]) != []
     assert collected("one", "one a/test_b.py\ntwo a/test_b.py::test_x[1]\n", nodeids) == nodeids[2:3], "the narrowest"
-    assert collected("one", lines, nodeids, others=True) == nodeids[1:]
-    assert collected("two", lines, nodeids, others=True) == nodeids[2:]
     with pytest.raises(pytest.UsageError, match="one, two, three"):
         collected("four", lines, nodeids)
-
-
-def test_a_file_holds_if_no_test_of_it_fails() -> None:
-    passed = {"a.py::x[1]": "passed", "a.py::x[2]": "skipped", "a.py::y": "passed"}
-    assert holds(passed) == {"a.py"}
-    assert holds(passed | {"a.py::y": "failed"}) == {"a.py::x"}
-    assert holds(passed | {"a.py::x[2]": "failed"}) == {"a.py::y"}
-    assert holds({"a.py::x": "skipped"}) == set()

@@ -9,13 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pin
 import pytest
 
 from conformance import ROOT
-from conformance.scorecard.plugin import sentence
 from conformance.testing.clones import Clone, clone
 
 __all__ = ["clone"]
@@ -109,18 +107,8 @@ def stand_in_for_tox(clone: Clone, text: str) -> None:
         script(clone.root / ".venv-tox" / "bin" / name, text)
 
 
-@pytest.fixture
-def older(clone: Clone) -> Path:
-    """The result of an older run of the suite."""
-    file = clone.root / ".tox" / "scorecards" / "stock.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("{}")
-    os.utime(file, (0, 0))
-    return file
-
-
-def test_a_scorecard_without_a_run_writes_nothing(clone: Clone, older: Path) -> None:
-    """tox knows no such environment. An older run is there, which is not to be taken for its result."""
+def test_a_scorecard_without_a_run_writes_nothing(clone: Clone) -> None:
+    """tox knows no such environment."""
     stand_in_for_tox(clone, 'echo "no such environment" >&2\nexit 254\n')
     before = clone.state()
     done = clone.run("scorecard.sh", "nosuch")
@@ -129,12 +117,15 @@ def test_a_scorecard_without_a_run_writes_nothing(clone: Clone, older: Path) -> 
     assert clone.state() == before
 
 
-def test_a_scorecard_shows_this_run_beside_the_older_ones(clone: Clone, older: Path, tmp_path: Path) -> None:
+def test_a_scorecard_shows_this_run_beside_the_older_ones(clone: Clone, tmp_path: Path) -> None:
     """What a stage or a model left is no run of the whole suite."""
-    stand_in_for_tox(clone, "sleep 0.1\ncd .tox/scorecards\ntouch patched.json stage.json smollm2.json\nexit 1\n")
+    folder = clone.root / ".tox" / "scorecards"
+    folder.mkdir(parents=True)
+    (folder / "stock.xml").touch()
+    stand_in_for_tox(clone, "cd .tox/scorecards\ntouch patched.xml stage.xml smollm2.xml\nexit 1\n")
     done = clone.run("scorecard.sh", "patched", PYTHON=str(script(tmp_path / "python", 'echo "$@"\n')))
     assert done.returncode == 1
-    results = [f".tox/scorecards/{name}.json" for name in ("patched", "stock")]
+    results = [f".tox/scorecards/{name}.xml" for name in ("patched", "stock")]
     assert f"-m conformance.scorecard {' '.join(results)} --page .tox/scorecards/README.md --readme" in done.stdout
 
 
@@ -158,9 +149,3 @@ def test_tox_that_cannot_be_installed_is_one_sentence(clone: Clone) -> None:
     done = clone.run("tox.sh", PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: tox could not be installed")
-
-
-def test_a_result_holds_no_path_of_the_machine() -> None:
-    crash = SimpleNamespace(message=f"OSError: {ROOT / 'docs' / 'use.md'} is not there")
-    report: Any = SimpleNamespace(longrepr=SimpleNamespace(reprcrash=crash))
-    assert sentence(report) == f"OSError: {os.path.join('docs', 'use.md')} is not there"
