@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +13,6 @@ from checkout import (
     Stamp,
     apply_patches,
     changes,
-    check_clone,
     git,
     head,
     import_release,
@@ -46,9 +43,7 @@ def main() -> int:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/apply.sh", description=__doc__)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: its default)")
-    where.add_argument("--source", metavar="DIR", type=Path, help=f"your own clone of mlx-lm; adds a branch {BRANCH}")
+    parser.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: its default)")
     end = parser.add_mutually_exclusive_group()
     end.add_argument("--stage", metavar="NAME", help="stop after a stage, a folder of patches/ (default: the last one)")
     end.add_argument("--until", metavar="N", type=int, help="stop after line N of patches/series")
@@ -60,7 +55,7 @@ def apply(args: argparse.Namespace) -> int:
     if not args.no_install:
         mlx_extra()
     with alone():
-        return apply_source(args) if args.source else apply_release(args)
+        return apply_release(args)
 
 
 def apply_release(args: argparse.Namespace) -> int:
@@ -117,46 +112,6 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
         if release.checkout.exists():
             os.rename(release.checkout, scratch / "old")
         os.rename(fresh, release.checkout)
-
-
-def apply_source(args: argparse.Namespace) -> int:
-    """Apply in a copy of the user's clone, and push one branch back. No other branch and no file changes."""
-    source = args.source.resolve()
-    check_clone(source)
-    if git(source, "status", "--porcelain", "--untracked-files=no").stdout:
-        raise Refused(f"{source} has uncommitted changes; commit or stash them first.")
-    patches = patch_files(args.until, stage=args.stage)
-    with temporary("source") as scratch:
-        clone = scratch / "clone"
-        git(scratch, "clone", "--quiet", "--shared", "--no-tags", str(source), str(clone))
-        git(clone, "checkout", "--quiet", "--detach", head(source))
-        lend_default(clone, patches, scratch)
-        there = shlex.quote(str(source))
-        then = f"Nothing was changed. Next: scripts/port.sh --source {there} tries every patch on a copy of it,\n"
-        then += "says which ones fit, and leaves the first that does not for you to mend (docs/releases.md)."
-        apply_patches(clone, patches, f"{source} at {head(source)[:12]}", then)
-        commit = head(clone)
-        before = git(source, "rev-parse", "--verify", "--quiet", f"refs/heads/{BRANCH}", check=False).stdout.strip()
-        if before not in ("", commit):
-            raise Refused(f"{source} has a branch {BRANCH} with other commits; rename or delete it.")
-        git(source, "fetch", "--quiet", str(clone), f"{commit}:refs/heads/{BRANCH}")
-        print(f"{'already applied' if before else 'applied'}: branch {BRANCH} of {source}", flush=True)
-        label = f"{version_of(source)}lookup.{len(patches)}"
-        scm = f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM={label}"
-        print(f"to install it elsewhere: {scm} pip install {shlex.quote(f'git+file://{source}@{BRANCH}')}")
-        if args.no_install or installed(VENV, label, commit):
-            return 0
-        return finish(clone, label)
-
-
-def version_of(source: Path) -> str:
-    """The version of a wheel of a clone's HEAD, without the part after +. Only a release has the version of one."""
-    said = git(source, "describe", "--tags", "--long", "--match", "v[0-9]*", check=False).stdout.strip()
-    commit = f"g{head(source)[:9]}."
-    if (found := re.fullmatch(r"v(\d+(?:\.\d+)*)\.(\d+)-(\d+)-g\w+", said)) is None:
-        return f"0+{commit}"
-    release, last, behind = found.groups()
-    return f"{release}.{last}+" if behind == "0" else f"{release}.{int(last) + 1}.dev{behind}+{commit}"
 
 
 def finish(checkout: Path, label: str) -> int:

@@ -140,8 +140,8 @@ def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
     git(checkout, "fetch", "--quiet", str(lender), "HEAD")
 
 
-def apply_patches(checkout: Path, patches: list[Path], made_for: str, then: str = "") -> None:
-    """Apply patches in order. If one does not fit, the error ends with ``then``, by default for a pinned release."""
+def apply_patches(checkout: Path, patches: list[Path], made_for: str) -> None:
+    """Apply patches in order."""
     applied, said = am(checkout, patches, "--3way")
     for number, patch in enumerate(patches[: applied + 1], 1):
         print(f"applying {patch_name(patch)} ({number}/{len(patches)})", flush=True)
@@ -149,7 +149,7 @@ def apply_patches(checkout: Path, patches: list[Path], made_for: str, then: str 
         git(checkout, "am", "--quit", check=False)
         git(checkout, "reset", "--quiet", "--hard")
         patch = patches[applied]
-        raise Refused(_explain(checkout, patch, made_for, said, then or _mend(patch, applied + 1)))
+        raise Refused(_explain(checkout, patch, made_for, said, _mend(patch, applied + 1)))
 
 
 def _mend(patch: Path, number: int) -> str:

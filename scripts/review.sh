@@ -4,9 +4,7 @@ usage() {
   cat <<'EOF'
 usage: scripts/review.sh [-h] N | DIR@REF [--against REF] | --all
 
-Review patch N, or the last commit of a branch of your clone of mlx-lm. The script prints the size, the files, and the public names
-that the patch adds, removes and changes. It tests whether
-  the patches up to this one build a wheel,
+Review patch N, or the last commit of a branch of your clone of mlx-lm. The script prints the files and their sizes. It tests whether
   the tests of the patch pass with it and fail without it (because of a wrong result, or only because a name is missing),
   mlx-lm's own tests of the changed files pass as before.
 
