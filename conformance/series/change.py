@@ -16,8 +16,6 @@ from conformance.series.upstream_tests import AS_ON_STOCK, with_model
 
 # pytest's exit status when a test fails, when a file does not import, and when a test of such a file is named.
 FAILURES = (1, 2, 4)
-# The errors of a missing name. They prove less than a wrong result does.
-MISSING = ("ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "TypeError")
 TESTS = re.compile(r"tests/test_\w+\.py")
 
 
@@ -30,8 +28,6 @@ class Change:
     repository: Path
     before: str
     after: str
-    title: str
-    version: str
 
     def git(self, *args: str) -> bytes:
         return subprocess.run(["git", "-C", self.repository, *args], capture_output=True, check=True).stdout
@@ -54,23 +50,22 @@ class Change:
 
 
 def of_patch(number: int) -> Change:
-    history, checkout = series.commits(), series.checkout()
-    version = f"{checkout.name.removeprefix('mlx-lm-')}+lookup.{number}"
-    return Change(checkout, history[number - 1], history[number], f"patch {number}", version)
+    history = series.commits()
+    return Change(series.checkout(), history[number - 1], history[number])
 
 
 def of_ref(name: str, against: str = "") -> Change:
     """The change of DIRECTORY@REF, a ref of a clone: all since it left ``against``, or else its last commit."""
     directory, _, ref = name.rpartition("@")
     where = Path(directory).expanduser().resolve()
-    change = Change(where, "", "", name, "0+reviewed")
+    change = Change(where, "", "")
     try:
         after = change.git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").decode().strip()
         base = ("merge-base", against, after) if against else ("rev-parse", "--verify", "--quiet", f"{after}^")
         before = change.git(*base).decode().strip()
     except (subprocess.CalledProcessError, OSError) as error:
         raise NoChange(f"{where} has no commit {ref} with one before it{f' in {against}' * bool(against)}.") from error
-    return Change(where, before, after, name, change.version)
+    return Change(where, before, after)
 
 
 def selected(file: str, before: Path, after: Path) -> list[str]:
@@ -92,16 +87,3 @@ def with_and_without(change: Change, folder: Path, to_the_end: bool = False) -> 
         (before / file).parent.mkdir(exist_ok=True)
         (before / file).write_bytes((after / file).read_bytes())
     return passed, run_tests(before, "-rfE", *tests, *AS_ON_STOCK, to_the_end=to_the_end)
-
-
-def failures(said: str) -> list[tuple[str, str]]:
-    """The tests that fail, each with the first line of its message."""
-    found = re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) (tests/\S+)(?: - (.*))?$", said, re.MULTILINE)
-    error = re.search(r"^E +(\w+(?:Error|Exception).*)$", said, re.MULTILINE)
-    return [(test, how or (error[1] if error else "")) for test, how in dict(found).items()]
-
-
-def by_kind(found: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The tests that fail with a wrong result, and those that fail because a name is missing."""
-    wanting = [one for one in found if one[1].split(":")[0].rpartition(".")[2] in MISSING]
-    return [one for one in found if one not in wanting], wanting

@@ -1,1 +1,1 @@
-"""The suite knows every model file and cache class of the release."""
+"""The suite knows every model file, and the series has its public names."""
