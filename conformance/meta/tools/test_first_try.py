@@ -74,13 +74,11 @@ def test_a_model_that_is_none_is_one_sentence(
 
 # These read files only, and the last two ask for arguments first.
 WITHOUT_MLX = {
-    "conformance.meta.repository.rooms",
     "conformance.mutation",
     "conformance.recorded",
     "conformance.scorecard",
     "conformance.series.lint",
     "conformance.series.review",
-    "conformance.series.surface",
     "conformance",
     "conformance.judging",
 }
