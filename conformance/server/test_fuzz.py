@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from conformance.server.fuzz_bodies import bodies, malformed
 from conformance.testing.server.process import CHAT, FAST, TEXT, Client, Server, read_stream, serve
-from conformance.testing.tally import TALLY
 
 COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 QUICK = settings(max_examples=150, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON)
@@ -98,14 +97,12 @@ def harmful(test: Any) -> Any:
 @harmful
 @given(body=bodies(), path=st.sampled_from([CHAT, TEXT]))
 def test_bodies(server: Server, body: dict[str, Any], path: str) -> None:
-    TALLY["examples"] += 1
     check(server, body, path)
 
 
 @RAW
 @given(request=malformed())
 def test_malformed_requests(server: Server, request: bytes) -> None:
-    TALLY["examples"] += 1
     check_raw(server, request)
 
 

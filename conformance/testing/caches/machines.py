@@ -38,7 +38,6 @@ from mlx_lm.models.deepseek_v41 import LayerCache
 
 from conformance.testing.caches.layer_io import LONGEST, WIDTH, compare, feed, leaves, metadata
 from conformance.testing.caches.reference import Block, Grouped, Recurrent, Reference, View, chunk, everything, window
-from conformance.testing.tally import TALLY
 
 COMMON: dict[str, Any] = {"stateful_step_count": 25, "deadline": None, "database": None, "report_multiple_bugs": False}
 # Shrinking a failing program takes minutes, so only the full profile does it.
@@ -157,7 +156,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(size=st.integers(5, 9), data=st.data())
     def start(self, size: int, data: st.DataObject) -> None:
-        TALLY["examples"] += 1
         self.world = self.first(size, data)
         self.probe()
 

@@ -30,7 +30,6 @@ from conformance.testing.decode.batches import (
 from conformance.testing.decode.recorder import gap, next_turn
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.families import model_of
-from conformance.testing.tally import TALLY
 
 # Growing caches, sliding windows, gated delta, state space, and lists of caches, with and without a recurrent one.
 FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "deepseek_v32"]
@@ -108,7 +107,6 @@ class Programs(RuleBasedStateMachine):
 
     @initialize(prefill=st.sampled_from([3, 2048]))
     def start(self, prefill: int) -> None:
-        TALLY["examples"] += 1
         self.model = model_of(self.family).model
         self.generator = BatchGenerator(self.model, prefill_step_size=prefill, draft_costs=FREE, rows_fail_alone=True)
         self.rows: dict[int, Row] = {}

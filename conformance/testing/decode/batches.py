@@ -13,7 +13,6 @@ from mlx_lm.generate import BatchGenerator, StopSequences, generate_step
 from mlx_lm.sample_utils import greedy_sampler
 
 from conformance.testing.drafts.scripted import Scripted
-from conformance.testing.tally import TALLY
 
 VOCAB, DRAFT = 64, 5
 # The costs of blocks in a batch that also has rows without drafts: zero, so that all drafts are fed.
@@ -150,7 +149,6 @@ def answers(generator: BatchGenerator, requests: Iterable[Request]) -> list[Answ
     while responses := generator.next_generated():
         for response in responses:
             found[response.uid].take(response)
-    TALLY["tokens"] += sum(len(answer.tokens) for answer in found.values())
     return list(found.values())
 
 

@@ -12,7 +12,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.testing.decode.recorder import Recording, Task, gap, next_turn, offsets_of, replay
 from conformance.testing.drafts.scripted import Scripted
-from conformance.testing.tally import TALLY
 
 # Stock releases do not have this module, and are measured too.
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Re
         mx.array(task.prompt), verifier, Drafter(drafter, DRAFT, stats), generation_stream, max_tokens=task.max_tokens
     )
     pairs = [(token, row) for token, row, _ in steps]
-    TALLY["tokens"] += len(pairs)
     tokens, rows = [token for token, _ in pairs], [row for _, row in pairs]
     last = offsets_of(cache)
     return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, stats=stats)
