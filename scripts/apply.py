@@ -69,7 +69,7 @@ def apply_release(args: argparse.Namespace) -> int:
         make_checkout(release, patches, key)
     label = f"{release.version}+lookup.{len(patches)}"
     where = os.path.relpath(checkout)
-    if args.no_install or installed(VENV, label, head(checkout)):
+    if args.no_install or installed(VENV, wanted(checkout, label)):
         print(f"{'already applied' if done else 'applied'}: mlx-lm {label} in {where}")
         return 0
     print(f"applied: mlx-lm {label} in {where}", flush=True)
@@ -114,10 +114,14 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
         os.rename(fresh, release.checkout)
 
 
+def wanted(checkout: Path, label: str) -> dict[str, str]:
+    return {"label": label, "commit": head(checkout), "extra": mlx_extra()}
+
+
 def finish(checkout: Path, label: str) -> int:
     """Build the wheel, install it, and run the demo with it."""
     wheel = build_wheel(checkout, label)
-    install(VENV, wheel, label, head(checkout))
+    install(VENV, wanted(checkout, label), f"mlx-lm{mlx_extra()} {label}", f"@ {wheel.as_uri()}")
     print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}")
     print(f"the wheel: {os.path.relpath(wheel)}\n", flush=True)
     demo = [str(VENV / "bin" / "python"), "-m", "conformance.demo"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkout import git
-from install import mlx_extra, quiet_pip, run
-from pin import VENDOR, Refused, make_venv, pip_command, releases, temporary
+from install import install, installed, mlx_extra
+from pin import VENDOR, Refused, pip_command, releases, temporary
 
 JUDGED = VENDOR / "judged"
 # The suite needs these packages to ask.
@@ -41,19 +41,20 @@ class Environment:
 def environment(name: str) -> Environment:
     """Make or update an environment with a tree in its current state."""
     if RELEASE.fullmatch(name):
-        at = _folder(name, name)
-        if _stale(at, name):
-            _install(at, name, f"mlx-lm{mlx_extra()}=={name}")
-        return at
+        return _made(_folder(name, name), name, f"=={name}")
     where, ref = _place(name)
     if not (where / "mlx_lm").is_dir() and not ref:
         raise Refused(f"{name} is no release, no directory with mlx_lm in it and no DIRECTORY@REF.")
     with temporary("tree") as scratch:
         label, key = _unpack(where, ref, scratch / "tree")
-        at = _folder(name, f"{where}@{ref}")
-        if _stale(at, key):
-            version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
-            _install(at, key, f"mlx-lm{mlx_extra()} @ {(scratch / 'tree').as_uri()}", version)
+        version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
+        return _made(_folder(name, f"{where}@{ref}"), key, f"@ {(scratch / 'tree').as_uri()}", version)
+
+
+def _made(at: Environment, key: str, source: str, env: dict[str, str] | None = None) -> Environment:
+    wanted = {"key": key, "extra": mlx_extra(), "needs": list(NEEDS)}
+    if not installed(at.folder / "venv", wanted):
+        install(at.folder / "venv", wanted, at.name, source, *NEEDS, env=env)
     return at
 
 
@@ -128,30 +129,3 @@ def _version(tree: Path) -> str:
     file = tree / "mlx_lm" / "_version.py"
     found = re.search(r"""__version__ = ["'](\d+(\.\d+)*)""", file.read_text()) if file.exists() else None
     return found[1] if found else "0"
-
-
-def _stamp(at: Environment) -> Path:
-    return at.folder / "installed.json"
-
-
-def _wanted(key: str) -> dict[str, object]:
-    return {"key": key, "extra": mlx_extra(), "needs": list(NEEDS)}
-
-
-def _stale(at: Environment, key: str) -> bool:
-    stamp = _stamp(at)
-    return not stamp.exists() or json.loads(stamp.read_text()) != _wanted(key)
-
-
-def _install(at: Environment, key: str, what: str, env: dict[str, str] | None = None) -> None:
-    """Install a tree or a wheel. The stamp is written last, so that an interrupted run starts again."""
-    print(f"installing {at.name}", flush=True)
-    _stamp(at).unlink(missing_ok=True)
-    at.folder.mkdir(parents=True, exist_ok=True)
-    if not at.python.exists():
-        make_venv(at.folder / "venv")
-    pip = [*quiet_pip(at.python), "install"]
-    run(*pip, what, *NEEDS, env=env)
-    if " @ " in what:
-        run(*pip, "--force-reinstall", "--no-deps", what.partition(" @ ")[2], env=env)
-    _stamp(at).write_text(json.dumps(_wanted(key)) + "\n")

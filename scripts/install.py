@@ -46,12 +46,10 @@ def _stamp(venv: Path) -> Path:
     return venv / ".prompt-lookup.json"
 
 
-def installed(venv: Path, label: str, commit: str) -> bool:
-    if not made_by_this_python(venv):
-        return False
+def installed(venv: Path, wanted: object) -> bool:
+    """Whether a venv of this Python has what is wanted, and nothing was interrupted."""
     stamp = _stamp(venv)
-    wanted = {"label": label, "commit": commit, "extra": mlx_extra()}
-    return stamp.exists() and json.loads(stamp.read_text()) == wanted
+    return made_by_this_python(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
@@ -93,20 +91,22 @@ def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
     return wheel
 
 
-def pip_install(python: Path, wheel: Path, label: str) -> None:
+def pip_install(python: Path, source: str, *needs: str, env: dict[str, str] | None = None) -> None:
+    """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel or a tree ("@ URL"), and what it needs."""
     pip = [*quiet_pip(python), "install"]
-    run(*pip, f"mlx-lm{mlx_extra()} @ {wheel.as_uri()}")
-    # Two commits of a series can have the same label. pip would then keep the old one.
-    run(*pip, "--force-reinstall", "--no-deps", wheel)
+    run(*pip, f"mlx-lm{mlx_extra()} {source}", *needs, env=env)
+    if source.startswith("@"):
+        # Two trees can have the same version. pip would then keep the old one.
+        run(*pip, "--force-reinstall", "--no-deps", source.removeprefix("@ "), env=env)
 
 
-def install(venv: Path, wheel: Path, label: str, commit: str) -> None:
+def install(venv: Path, wanted: object, name: str, *pip: str, env: dict[str, str] | None = None) -> None:
     """Install into a venv. The stamp is written last, so that an interrupted run repeats this step."""
-    wanted = {"label": label, "commit": commit, "extra": mlx_extra()}
-    print(f"installing mlx-lm{mlx_extra()} {label}", flush=True)
+    print(f"installing {name}", flush=True)
     _stamp(venv).unlink(missing_ok=True)
+    venv.parent.mkdir(parents=True, exist_ok=True)
     make_venv(venv)
-    pip_install(venv / "bin" / "python", wheel, label)
+    pip_install(venv / "bin" / "python", *pip, env=env)
     _stamp(venv).write_text(json.dumps(wanted, indent=2) + "\n")
 
 
@@ -167,7 +167,7 @@ def install_here(args: argparse.Namespace) -> int:
     """Install into the environment of this Python."""
     checkout, commit, label = source(args)
     wheel = build_wheel(checkout, label, commit)
-    pip_install(Path(sys.executable), wheel, label)
+    pip_install(Path(sys.executable), f"@ {wheel.as_uri()}")
     if args.lowest_mlx:
         use_lowest_mlx(Path(sys.executable), wheel)
     return 0

@@ -46,10 +46,6 @@ def ended(command: Callable[[], int], refused: int = 1) -> int:
         print("\nerror: stopped. The same command starts again where this one began.", file=sys.stderr)
         return 130
     print(f"error: {said}", file=sys.stderr)
-    if last := os.environ.get("SAY_LAST"):
-        # scripts/tox.sh shows it again, below what tox says at its end.
-        with open(last, "a") as file:
-            print(f"error: {said}", file=file)
     return refused
 
 

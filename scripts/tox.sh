@@ -11,10 +11,4 @@ if [ ! -x .venv-tox/bin/tox ]; then
     exit 1
   fi
 fi
-last=$(mktemp)
-trap 'rm -f "$last"' EXIT
-status=0
-SAY_LAST=$last .venv-tox/bin/python -m tox run "$@" || status=$?
-# tox ends with lines of its own. What a script of this folder said of an error comes after them once more.
-cat "$last" >&2
-exit "$status"
+exec .venv-tox/bin/python -m tox run "$@"

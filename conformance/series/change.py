@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
 import subprocess
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +28,7 @@ class Change:
     after: str
 
     def git(self, *args: str) -> bytes:
-        return subprocess.run(["git", "-C", self.repository, *args], capture_output=True, check=True).stdout
+        return series.git(*args, where=self.repository)
 
     def numbers(self) -> list[tuple[int, int, str]]:
         """(lines added, lines removed, file) for each file."""
@@ -44,9 +42,7 @@ class Change:
         return [name for _, _, name in self.numbers() if TESTS.fullmatch(name) and name in listed]
 
     def unpack(self, commit: str, into: Path) -> Path:
-        with zipfile.ZipFile(io.BytesIO(self.git("archive", "--format=zip", "-0", commit))) as archive:
-            archive.extractall(into)
-        return into
+        return series.unpack(commit, into, self.repository)
 
 
 def of_patch(number: int) -> Change:

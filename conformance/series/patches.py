@@ -21,26 +21,26 @@ def name_of(patch: Path) -> str:
     return f"{patch.parent.name}/{patch.stem}"
 
 
-def checkout(release: str = "") -> Path:
-    """The checkout of a release, by default of the installed mlx-lm, or of the default release if none is installed."""
+def checkout() -> Path:
+    """The checkout of the installed mlx-lm, or of the default release if none is installed."""
     try:
-        release = release or (version("mlx-lm") or DEFAULT).split("+")[0]
+        release = (version("mlx-lm") or DEFAULT).split("+")[0]
     except PackageNotFoundError:
         release = DEFAULT
     return ROOT / "vendor" / f"mlx-lm-{release}"
 
 
-def git(*args: str, release: str = "") -> bytes:
-    return subprocess.run(["git", "-C", checkout(release), *args], capture_output=True, check=True).stdout
+def git(*args: str, where: Path | None = None) -> bytes:
+    return subprocess.run(["git", "-C", where or checkout(), *args], capture_output=True, check=True).stdout
 
 
-def commits(release: str = "") -> list[str]:
+def commits() -> list[str]:
     """The commit of the release, then one commit for each patch."""
-    return git("rev-list", "--reverse", "HEAD", release=release).decode().split()
+    return git("rev-list", "--reverse", "HEAD").decode().split()
 
 
-def unpack(commit: str, into: Path, release: str = "") -> Path:
+def unpack(commit: str, into: Path, where: Path | None = None) -> Path:
     """Write the files of a commit into a directory. Extracting a zip file is safe on every Python."""
-    with zipfile.ZipFile(io.BytesIO(git("archive", "--format=zip", "-0", commit, release=release))) as archive:
+    with zipfile.ZipFile(io.BytesIO(git("archive", "--format=zip", "-0", commit, where=where))) as archive:
         archive.extractall(into)
     return into

@@ -8,7 +8,6 @@ python -m conformance.series.review ~/mlx-lm@REF   the last commit of a clone's 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import tempfile
@@ -90,9 +89,6 @@ def main() -> int:
             print(title, flush=True)
             faulty |= bool(review(change))
     except NoChange as error:
-        if last := os.environ.get("SAY_LAST"):
-            # scripts/tox.sh shows it again, below what tox says at its end.
-            Path(last).write_text(f"error: {error}\n")
         parser.error(str(error))
     return int(faulty)
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pin
 import pytest
 
-from conformance import ROOT
 from conformance.testing.clones import Clone, clone
 
 __all__ = ["clone"]
@@ -127,22 +126,6 @@ def test_a_scorecard_shows_this_run_beside_the_older_ones(clone: Clone, tmp_path
     assert done.returncode == 1
     results = [f".tox/scorecards/{name}.xml" for name in ("patched", "stock")]
     assert f"-m conformance.scorecard {' '.join(results)} --page .tox/scorecards/README.md --readme" in done.stdout
-
-
-def test_what_a_script_says_comes_after_what_tox_says(clone: Clone) -> None:
-    stand_in_for_tox(clone, 'scripts/apply.sh --release 0.1.0\necho "evaluation failed :("\nexit 1\n')
-    done = clone.run("tox.sh", "-e", "patched")
-    assert done.returncode == 1
-    assert done.stdout == "evaluation failed :(\n"
-    first, last = done.stderr.splitlines()
-    assert first == last
-    assert last.startswith("error: mlx-lm 0.1.0 is not pinned")
-
-
-def test_what_a_review_refuses_comes_after_what_tox_says(clone: Clone) -> None:
-    stand_in_for_tox(clone, f"cd '{ROOT}'\n'{sys.executable}' -m conformance.series.review 999\necho failed\nexit 1\n")
-    done = clone.run("tox.sh", "-e", "review")
-    assert done.stderr.splitlines()[-1].startswith("error: the series has the patches 1 to ")
 
 
 def test_tox_that_cannot_be_installed_is_one_sentence(clone: Clone) -> None:
