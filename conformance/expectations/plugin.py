@@ -4,7 +4,7 @@ conformance/expectations/<release>-<stock or patched>.txt has a test id on each 
 # give the reason. An id that ends in * stands for all ids with that beginning. A reason starts with its kind:
 "No such API: ", "Wrong: " (or "Upstream model fault, MODEL: "), or "Refused: " for an error that a tree is free to
 raise. If an expected failure passes, that is a failure. An id that names no test is a failure too. A version without a
-file uses the file of the nearest release. There a test that passes is an improvement, and an id may name no test.
+file uses the file of the nearest release. There a test may pass, pytest's XPASS, and an id may name no test.
 """
 
 from __future__ import annotations
@@ -89,14 +89,6 @@ class Plugin:
     def pytest_report_header(self) -> str:
         borrowed = "" if self.strict else ", of the nearest release"
         return f"{self.name}: {len(self.expectations)} expectations{borrowed}"
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """List the improvements. They are not failures."""
-        improved = [report.nodeid for report in terminalreporter.getreports("xpassed")]
-        if improved:
-            terminalreporter.write_sep("=", f"improved since {self.name}: {len(improved)}")
-            for nodeid in improved:
-                terminalreporter.write_line(f"IMPROVED {nodeid}")
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m remove tests
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,10 +23,17 @@ def own_tests(patch: str) -> list[str]:
     return re.findall(r"^\+\+\+ b/(tests/test_\w+\.py)$", patch, re.MULTILINE)
 
 
+# How pytest says which tests fail and why, also of a file that does not import, and the counts.
+TOLD = re.compile(
+    r"(?:(?:SUB)?FAILED|ERROR)\b[^:]*(tests/\S+.*)|E +((?:Import|ModuleNotFound)Error.*)|=*\s*(\d+ \w+.* in .*)"
+)
+
+
 def summary(said: str) -> str:
-    """The end of what pytest says: the tests that fail, each with its error, and the counts."""
-    lines = [line[:120] for line in said.splitlines() if re.match(r"FAILED|ERROR|SUBFAILED|=*\s*\d+ \w+.* in ", line)]
-    return "\n".join(f"    {line}" for line in lines or said.splitlines()[-1:])
+    """A line for each test that fails, of several subtests for the first, and the counts."""
+    told = [next(filter(None, found.groups())) for line in said.splitlines() if (found := TOLD.match(line))]
+    first = {line.partition(" - ")[0]: line for line in reversed(told)}
+    return "\n".join(f"    {line[:120]}" for line in reversed(first.values()))
 
 
 def run_own_tests(change: Change, folder: Path) -> list[str]:
