@@ -9,6 +9,8 @@ import mlx.core as mx
 from mlx_lm import server
 from mlx_lm.models.cache import LRUPromptCache
 
+from conformance.testing.faults import server as faults
+
 # A request whose prompt has one of these words raises there.
 POINTS = ("fetches", "joins", "stores")
 RESTING = "at rest with"
@@ -66,6 +68,11 @@ def die_where_a_request_joins() -> None:
             raise SystemExit from e
 
     LRUPromptCache.fetch_nearest_cache = fetch_or_die
+
+
+def never_look_at_the_client() -> None:
+    raise_at_points()
+    faults.never_look_at_the_client()
 
 
 def decode_for_nobody() -> None:

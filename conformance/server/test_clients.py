@@ -1,6 +1,6 @@
 """`mlx_lm.server` does what clients of OpenAI's API expect.
 
-Errors have their format, a hint that cannot be used is no error, and the server stops work for a client that left.
+Errors have their format, and a hint that cannot be used is no error.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import socket
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -25,16 +24,13 @@ from conformance.testing.faults.server import (
     answer_with_all_models,
     ignore_n,
     name_tokens_as_the_vocabulary,
-    never_look_at_the_client,
     planted,
-    save_often,
 )
-from conformance.testing.server.clients import EDIT, ENDLESS, GATE_OFF, SHORT, Reference
-from conformance.testing.server.process import CHAT, FAST, Server, ServerFailed, serve
-from conformance.testing.server.traffic import Body, Request, send
+from conformance.testing.server.clients import EDIT, GATE_OFF, SHORT, Reference
+from conformance.testing.server.process import CHAT, FAST, Server, serve
+from conformance.testing.server.traffic import Request, send
 
 ASK = Request(CHAT, {"messages": EDIT, "max_tokens": 100})
-MOD = ["--draft-type", "ngram-mod", "--ngram-size", "6", "--disable-adaptive-gate", "--draft-memory"]
 
 
 @pytest.fixture(scope="module")
@@ -111,36 +107,6 @@ def counters(server: Server) -> dict[str, int]:
         assert (kind, name.startswith("mlx_lm_")) == (f"# TYPE {name} counter", True)
         found[name.removeprefix("mlx_lm_").removesuffix("_total")] = int(value.split()[1])
     return found
-
-
-def check_gone(server: Server, seed: Body) -> None:
-    """A client that waits for a whole answer leaves. Decoding for it stops once the server notices."""
-    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as connection:
-        body = json.dumps({"messages": EDIT, **ENDLESS, "max_tokens": 1000, **seed}).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
-    # The next request is served alone, after all others are done.
-    assert send(server, Request(SHORT.path, SHORT.body | {"seed": 1})).status == 200
-    while (counted := counters(server))["requests"] < 2:
-        time.sleep(0.05)
-    assert counted["completion_tokens"] < 1000
-
-
-SEEDS = pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
-
-
-@SEEDS
-def test_a_client_that_is_gone(seed: Body) -> None:
-    with serve(env=FAST) as server:
-        check_gone(server, seed)
-
-
-@pytest.mark.planted
-@SEEDS
-@pytest.mark.parametrize("broken", [never_look_at_the_client], indirect=True)
-def test_a_client_that_is_not_looked_at_is_found(broken: Server, seed: Body) -> None:
-    with pytest.raises(AssertionError):
-        check_gone(broken, seed)
 
 
 def test_what_the_server_counts(right: Reference) -> None:
@@ -225,31 +191,6 @@ def check_what_clients_expect(server: Server) -> None:
 def test_what_clients_do_not_expect_is_found(broken: Server) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         check_what_clients_expect(broken)
-
-
-def accepted(server: Server) -> int:
-    """The number of accepted tokens for a request."""
-    return int(send(server, ASK).draft["accepted"])
-
-
-def draft_and_kill(file: Path, env: dict[str, str]) -> None:
-    with serve(*MOD, str(file), env=FAST | env) as server:
-        accepted(server)
-        while not file.exists():
-            server.check_alive()
-            time.sleep(0.05)
-        server.process.kill()
-        server.process.wait(server.timeout)
-
-
-def test_a_memory_outlives_a_kill(tmp_path: Path) -> None:
-    file = tmp_path / "memory"
-    with pytest.raises(ServerFailed, match="the server ended with"):
-        draft_and_kill(file, planted(save_often, tmp_path))
-    with serve(*MOD, str(file), env=FAST) as server:
-        first = accepted(server)
-    with serve(*MOD, str(tmp_path / "new"), env=FAST) as server:
-        assert accepted(server) < first
 
 
 def test_the_curl_of_the_document_changes_something(server: Server) -> None:

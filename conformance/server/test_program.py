@@ -28,6 +28,7 @@ from conformance.server.program_faults import (
     decode_for_nobody,
     die_where_a_request_joins,
     keep_every_row,
+    never_look_at_the_client,
     raise_at_points,
 )
 from conformance.testing.faults.server import planted
@@ -162,8 +163,11 @@ def test_a_random_program(server: Server) -> None:
     check_program(server, SEED, N)
 
 
+FAULTS = [die_where_a_request_joins, decode_for_nobody, keep_every_row, never_look_at_the_client]
+
+
 @pytest.mark.planted
-@pytest.mark.parametrize("server", [die_where_a_request_joins, decode_for_nobody, keep_every_row], indirect=True)
+@pytest.mark.parametrize("server", FAULTS, indirect=True)
 def test_a_fault_is_found(server: Server) -> None:
     server.timeout = 5.0
     with pytest.raises((AssertionError, requests.ConnectionError, requests.Timeout, OSError)):

@@ -10,17 +10,25 @@ import signal
 import string
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import openai
+import mlx.core as mx
 import pytest
+from mlx_lm import stream_generate
+from mlx_lm.draft import NgramModTable
+from mlx_lm.sample_utils import make_sampler
 
 from conformance import FIXTURE
 from conformance.testing.faults.batch import draft_one_by_one, leave_the_last_block
 from conformance.testing.faults.server import (
+    act_as_seed_zero,
+    let_any_number_through,
     planted,
+    save_often,
     share_predictions,
     show_another_prefix,
     store_a_token_too_many,
@@ -28,10 +36,11 @@ from conformance.testing.faults.server import (
 from conformance.testing.models.tiny import save
 from conformance.testing.server.clients import EDIT, GATE_OFF, LONG, SHORT, SLOWLY, Reader, Reference, drafted
 from conformance.testing.server.endings import CASES, check_the_next_request
-from conformance.testing.server.process import CHAT, FAST, TEXT, Server, ServerFailed, serve
-from conformance.testing.server.traffic import CODE, EDITED, PENALTIES, Body, Request, judge, send
+from conformance.testing.server.process import CHAT, FAST, TEXT, Server, serve
+from conformance.testing.server.traffic import PENALTIES, Body, Request, judge, send
+from conformance.testing.tally import TALLY
 from conformance.testing.texts.prompts import PROMPTS
-from conformance.testing.texts.workloads import chat, fenced
+from conformance.testing.texts.workloads import chat
 
 
 @pytest.fixture(scope="module")
@@ -126,39 +135,8 @@ def test_another_prefix_is_found(broken: Server, right: Reference, draft: Body, 
         check_penalties(broken, right, draft, seed)
 
 
-@pytest.fixture
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
-
-
-def predicted(*parts: str) -> Any:
-    content: Any = [{"type": "text", "text": part} for part in parts] if len(parts) > 1 else parts[0]
-    return {"type": "content", "content": content}
-
-
-@pytest.mark.parametrize("parts", [(CODE,), (CODE[:40], CODE[40:])], ids=["text", "parts"])
-@pytest.mark.parametrize("streamed", [False, True], ids=["at once", "streamed"])
-def test_predicted_outputs(client: openai.OpenAI, right: Reference, parts: tuple[str, ...], streamed: bool) -> None:
-    """The client of OpenAI sends the file to edit as a prediction. Most of its tokens come back."""
-    fields: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 100, "temperature": 0}
-    expected = right(Request(CHAT, {"messages": EDIT, "max_tokens": 100}))
-    if streamed:
-        options = {"include_usage": True}
-        *chunks, last = client.chat.completions.create(
-            **fields, prediction=predicted(*parts), stream=True, stream_options=options
-        )
-        text, usage = "".join(chunk.choices[0].delta.content or "" for chunk in chunks), last.usage
-    else:
-        answer = client.chat.completions.create(**fields, prediction=predicted(*parts))
-        text, usage = answer.choices[0].message.content, answer.usage
-    assert text == expected.text == fenced(EDITED)
-    assert usage is not None
-    details = usage.completion_tokens_details
-    # The name occurs three times in the file.
-    assert details.rejected_prediction_tokens == 3
-    assert details.accepted_prediction_tokens > 0.9 * (details.accepted_prediction_tokens + 3)
-    assert details.draft["accepted"] > usage.completion_tokens / 2
-    assert usage.completion_tokens == expected.usage["completion_tokens"]
+def predicted(text: str) -> Body:
+    return {"type": "content", "content": text}
 
 
 def check_turns(server: Server, right: Reference, long: Request, short: Request) -> None:
@@ -200,33 +178,32 @@ def accepted(server: Server, right: Reference, draft: Body | None = None, ask: R
     return int(answer.draft["accepted"])
 
 
-def draft_and_terminate(right: Reference, options: list[str], cold: int) -> None:
-    """A server that loads a memory accepts more than the one that made it, and SIGTERM ends it."""
-    with serve(*options, env=FAST) as server:
-        assert accepted(server, right) > cold
-        Path(options[-1]).unlink()
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(server.timeout)
-
-
-def test_a_memory_is_kept(right: Reference, models: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_memory_is_kept(right: Reference, tmp_path: Path, end: signal.Signals) -> None:
+    """A server that loads a memory accepts more than the one that made it, however that one ended."""
     file = tmp_path / "memory"
     options = [*MOD_OPTIONS, "--draft-memory", str(file)]
-    with serve(*options, env=FAST) as server:
+    often = planted(save_often, tmp_path) if end == signal.SIGKILL else {}
+    with serve(*options, env=FAST | often) as server:
         cold = accepted(server, right)
-        assert not file.exists()
-    assert file.exists()
-    with pytest.raises(ServerFailed, match="the server ended with"):
-        draft_and_terminate(right, options, cold)
-    kept = file.read_bytes()
+        while often and not file.exists():
+            server.check_alive()
+            time.sleep(0.05)
+        server.end(end)
+    with serve(*options, env=FAST) as server:
+        assert accepted(server, right) > cold
 
-    # A model with another vocabulary.
-    with serve(*options, env=FAST, model=models["gemma3_text"]) as server:
-        assert send(server, Request(TEXT, {"prompt": "abc", "max_tokens": 8})).draft["strategy"] == "NgramModStrategy"
+
+def test_a_memory_that_cannot_be_used(tmp_path: Path) -> None:
+    """One of another vocabulary is left alone. A damaged one is an error before the model is loaded."""
+    file = tmp_path / "memory"
+    options = [*MOD_OPTIONS, "--draft-memory", str(file)]
+    NgramModTable(6, vocab_size=7).save(str(file))
+    kept = file.read_bytes()
+    with serve(*options, env=FAST) as server:
+        assert send(server, ASK).draft["strategy"] == "NgramModStrategy"
         assert f"{file} is not used" in server.log
     assert file.read_bytes() == kept
-
-    # A damaged file is an error before the model is loaded. Here the model does not exist.
     file.write_bytes(kept[:-9])
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", "nowhere/nothing", *options]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -296,6 +273,77 @@ def test_wrong_fields_are_named(server: Server, right: Reference) -> None:
     assert server.healthy()
 
 
+NUMBERS = [
+    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs"),
+    *("repetition_penalty", "repetition_context_size", "presence_penalty", "presence_context_size"),
+    *("frequency_penalty", "frequency_context_size", "xtc_probability", "xtc_threshold"),
+    *("num_draft_tokens", "ngram_size", "draft_margin", "logit_bias"),
+]
+OTHERS = [True, False, float("nan"), float("inf"), -float("inf"), 1e308, 10**30, -(10**30), "1", [1], {}]
+
+
+def check_numbers(server: Server) -> None:
+    """Another kind of number is refused by its name and its value, and a seed draws as before."""
+    body: Body = {"prompt": "abc", "max_tokens": 8}
+    seeded = Request(TEXT, body | {"temperature": 1, "top_k": 50, "top_p": 0.9, "xtc_probability": 0.5, "seed": 7})
+    text = send(server, seeded).text
+    for field, value in product(NUMBERS, OTHERS):
+        number = {"draft_type": "ngram-simple", field: {"1": value} if field == "logit_bias" else value}
+        answer = send(server, Request(TEXT, body | number))
+        assert answer.status == 400, (field, value, answer)
+        assert field in answer.error, (field, value, answer)
+        assert str(value) in answer.error, (field, value, answer)
+        TALLY["examples"] += 1
+    assert send(server, seeded).text == text
+
+
+def test_other_numbers_are_refused(server: Server) -> None:
+    check_numbers(server)
+
+
+@pytest.mark.planted
+@with_fault(let_any_number_through)
+def test_numbers_that_come_through_are_found(broken: Server) -> None:
+    with pytest.raises(AssertionError):
+        check_numbers(broken)
+
+
+# OpenAI's seeds have a sign, those of MLX have none.
+SEEDS = [0, 1, 7, 2**31, 2**63, -1]
+
+
+def check_seeds(server: Server, draft: Body, fixture: Any) -> None:
+    """A seed gives the text that the library decodes with it in this process."""
+    body: Body = {"prompt": "def total(rows):\n    ", "max_tokens": 24, "temperature": 1.5, "top_p": 0.9}
+    texts = {}
+    for seed in SEEDS:
+        mx.random.seed(seed % 2**64)
+        steps = stream_generate(*fixture, body["prompt"], max_tokens=24, sampler=make_sampler(1.5, 0.9))
+        texts[seed] = "".join(step.text for step in steps)
+    assert len(set(texts.values())) == len(SEEDS), "the seeds cannot be told apart"
+    for seed in SEEDS * 2:  # The second time, the prompt is cached.
+        answer = send(server, Request(TEXT, body | {"seed": seed}, draft))
+        assert answer.text == texts[seed], f"another text for the seed {seed}"
+
+
+DRAFTS = pytest.mark.parametrize("draft", [{}, GATE_OFF], ids=["plain", "drafted"])
+
+
+@DRAFTS
+@pytest.mark.usefixtures("uncompiled")
+def test_seeds_are_those_of_the_library(server: Server, draft: Body, fixture: Any) -> None:
+    check_seeds(server, draft, fixture)
+
+
+@pytest.mark.planted
+@DRAFTS
+@pytest.mark.usefixtures("uncompiled")
+@with_fault(act_as_seed_zero)
+def test_a_seed_that_is_ignored_is_found(broken: Server, draft: Body, fixture: Any) -> None:
+    with pytest.raises(AssertionError, match="another text for the seed 1"):
+        check_seeds(broken, draft, fixture)
+
+
 @pytest.mark.contract("C6")
 @pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
 def test_a_request_without_drafts_says_why(server: Server, right: Reference, seed: Body) -> None:
@@ -323,13 +371,6 @@ def test_a_prompt_that_is_cached_whole(server: Server, right: Reference, models:
             prompt += answer.text + more if len(cached) < 3 else ""
         assert cached[0] == 0
         assert 0 < cached[1] <= cached[2] < n_prompt
-
-
-@pytest.mark.parametrize("fields", [{}, {"seed": 1}, GATE_OFF], ids=["batched", "alone", "drafted"])
-def test_the_bytes_of_the_prompt_cache(fields: Body) -> None:
-    with serve("--prompt-cache-bytes", "1000", env=FAST) as server:
-        for _ in range(2):
-            assert send(server, Request(SHORT.path, SHORT.body | fields)).cached_tokens == 0
 
 
 def drafting_lines(server: Server) -> list[str]:

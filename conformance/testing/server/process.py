@@ -101,6 +101,7 @@ class Server(Client):
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         super().__init__(f"http://127.0.0.1:{port}")
         self.process = process
+        self.has_ended = False
         self._log = log
 
     @property
@@ -124,12 +125,17 @@ class Server(Client):
         if self.process.poll() is not None:
             raise ServerFailed(f"the server ended with {self.process.returncode}\n{self.log[-TAIL:]}")
 
+    def end(self, sig: signal.Signals) -> int:
+        """Send a signal, and wait until the process ends. Returns its exit code."""
+        self.has_ended = True
+        self.process.send_signal(sig)
+        return self.process.wait(self.timeout)
+
     def stop(self) -> None:
         """End the server as Ctrl-C does, so that it saves what it saves at exit."""
         self.check_alive()
-        self.process.send_signal(signal.SIGINT)
         try:
-            code = self.process.wait(self.timeout)
+            code = self.end(signal.SIGINT)
         except subprocess.TimeoutExpired:
             raise ServerFailed(f"the server did not stop\n{self.log[-TAIL:]}") from None
         # While Python ends, a generation thread may still free its mlx state. Then it waits for a lock that no longer
@@ -170,7 +176,8 @@ def serve(*args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = 
         try:
             server.wait_until_healthy()
             yield server
-            server.stop()
+            if not server.has_ended:
+                server.stop()
         finally:
             process.kill()
             process.wait()
