@@ -1,8 +1,11 @@
-"""Random request bodies for mlx_lm.server: valid ones, and ones with junk in some fields."""
+"""Random request bodies for mlx_lm.server: valid ones, and ones with junk in some places."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from hypothesis import strategies as st
@@ -24,91 +27,50 @@ JUNK: Values = st.one_of(
     ),
     st.sampled_from([100, 200]).map(lambda depth: json.loads("[" * depth + "]" * depth)),
 )
+UNIT = st.floats(0, 1) | st.sampled_from([0, 1])
 
-
-def unit() -> Values:
-    return st.one_of(st.floats(0, 1), st.sampled_from([0, 1]))
-
-
-def often(valid: Values, junk: Values = JUNK) -> Values:
-    """A valid value in four of five cases, else junk."""
-    return st.integers(0, 4).flatmap(lambda n: junk if n == 0 else valid)
-
-
-def record(required: dict[str, Values], optional: dict[str, Values] | None = None) -> Values:
-    """An object. Sometimes a member is junk or missing, or the whole object is another value."""
-    members = {name: often(value) for name, value in required.items()}
-    others = {name: often(value) for name, value in (optional or {}).items()}
-    whole = st.fixed_dictionaries(members, optional=others)
-    without = st.fixed_dictionaries({}, optional={**members, **others})
-    return often(whole, without | JUNK)
-
-
-PART = record({"type": st.just("text"), "text": st.text(max_size=20)}) | record(
-    {"type": st.sampled_from(["image_url", "input_image", "image", "input_audio", "refusal"])},
-    {"image_url": st.just({"url": "data:image/png;base64,AAAA"}), "image": st.just("data:,"), "text": TEXTS},
+PART = {"type": "text", "text": "hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+ARGUMENTS = st.sampled_from(['{"a": 1}', "", "{", "NaN", "[" * 300])
+CALL = st.fixed_dictionaries(
+    {"type": st.just("function"), "function": st.fixed_dictionaries({"name": TEXTS, "arguments": ARGUMENTS})}
 )
-CONTENT = st.one_of(st.text(max_size=40), st.none(), st.lists(PART, max_size=3))
-TOOL_CALL = record(
-    {"type": st.just("function")},
-    {
-        "id": st.just("1"),
-        "function": record({"name": TEXTS}, {"arguments": st.sampled_from(['{"a": 1}', "", "{", "NaN", "[" * 300])}),
-    },
-)
+CONTENT = st.text(max_size=40) | st.lists(st.sampled_from([PART, IMAGE, {"type": "refusal"}]), max_size=3)
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
-MESSAGE = record(
-    {"role": ROLES, "content": CONTENT}, {"tool_calls": st.lists(TOOL_CALL, max_size=2), "tool_call_id": st.just("1")}
+MESSAGE = st.fixed_dictionaries(
+    {"role": ROLES, "content": CONTENT},
+    optional={"tool_calls": st.lists(CALL, max_size=2), "tool_call_id": st.just("1")},
 )
 PLAIN = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text()})
-TOOL = record({"type": st.just("function"), "function": record({"name": TEXTS}, {"parameters": st.just({})})})
-PREDICTION = record(
-    {"type": st.just("content"), "content": st.one_of(st.text(max_size=40), st.lists(PART, max_size=3))}
-)
-
 REQUIRED: dict[str, Values] = {
-    "messages": often(st.lists(PLAIN, min_size=1, max_size=3), st.lists(MESSAGE, max_size=3) | JUNK),
-    "prompt": often(st.text(min_size=1, max_size=60)),
-    "max_tokens": often(st.integers(1, 4)),
+    "messages": st.lists(PLAIN, min_size=1, max_size=3) | st.lists(MESSAGE, max_size=3),
+    "prompt": st.text(min_size=1, max_size=60),
+    "max_tokens": st.integers(1, 4),
 }
-SAMPLING: dict[str, Values] = {
+OPTIONAL: dict[str, Values] = {
     "temperature": st.sampled_from([0, 0.0, 0.5, 1, 1.5]),
-    "top_p": unit(),
-    "min_p": unit(),
     "top_k": st.integers(0, 1023) | st.sampled_from([1024, 100_000]),
-    "repetition_penalty": st.floats(0, 2),
-    "repetition_context_size": st.integers(0, 64),
-    "presence_penalty": st.floats(-2, 2),
-    "presence_context_size": st.integers(0, 64),
-    "frequency_penalty": st.floats(-2, 2),
-    "frequency_context_size": st.integers(0, 64),
-    "xtc_probability": unit(),
+    **dict.fromkeys(("top_p", "min_p", "xtc_probability"), UNIT),
     "xtc_threshold": st.floats(0, 0.5),
-    "logit_bias": st.dictionaries(
-        st.integers(-2, 1030).map(str) | TEXTS, often(st.floats(-100, 100)), min_size=1, max_size=3
-    ),
+    "repetition_penalty": st.floats(0, 2),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), st.floats(-2, 2)),
+    **{f"{kind}_context_size": st.integers(0, 64) for kind in ("repetition", "presence", "frequency")},
+    "logit_bias": st.dictionaries(st.integers(-2, 1030).map(str) | TEXTS, st.floats(-100, 100), min_size=1, max_size=3),
     "seed": st.integers(-(2**63), 2**64 - 1),
-}
-DRAFTING: dict[str, Values] = {
     "draft_type": st.sampled_from(["none", "auto", "edit", "ngram-simple", "ngram-mod", "suffix"]),
     "num_draft_tokens": st.integers(0, 20) | st.just("auto"),
     "ngram_size": st.integers(1, 16),
-    "disable_adaptive_gate": st.booleans(),
-    "draft_margin": st.floats(0, 1) | st.just("auto"),
-    "prediction": PREDICTION,
-}
-OTHERS: dict[str, Values] = {
-    "stream": st.booleans(),
-    "stream_options": record({}, {"include_usage": st.booleans()}),
-    "stop": st.one_of(st.none(), st.text(max_size=4), st.lists(often(st.text(max_size=4)), max_size=4)),
-    "logprobs": st.booleans(),
+    "draft_margin": UNIT | st.just("auto"),
+    "prediction": st.fixed_dictionaries({"type": st.just("content"), "content": CONTENT}),
+    **dict.fromkeys(("stream", "logprobs", "disable_adaptive_gate"), st.booleans()),
+    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
+    "stop": st.none() | st.text(max_size=4) | st.lists(st.text(max_size=4), max_size=4),
     "top_logprobs": st.integers(-1, 11),
     "max_completion_tokens": st.integers(1, 4),
-    "model": st.just("default_model"),
-    "draft_model": st.just("default_model"),
+    **dict.fromkeys(("model", "draft_model"), st.just("default_model")),
     "adapters": st.none(),
-    "tools": st.lists(TOOL, max_size=2),
-    "role_mapping": st.dictionaries(ROLES, often(st.text(max_size=8)), max_size=2),
+    "tools": st.lists(CALL, max_size=2),
+    "role_mapping": st.dictionaries(ROLES, st.text(max_size=8), max_size=2),
     "chat_template_kwargs": st.dictionaries(
         st.sampled_from(["enable_thinking", "tokenize", "return_tensors", "padding", "documents", "tools"]) | TEXTS,
         JUNK,
@@ -119,15 +81,27 @@ OTHERS: dict[str, Values] = {
 }
 
 
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to the values inside a JSON value."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*path, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*path, key))
+
+
 @st.composite
 def bodies(draw: st.DrawFn) -> dict[str, Any]:
-    """A body with a prompt and messages, so that it suits both endpoints, and a few other fields."""
-    body = {name: draw(value) for name, value in REQUIRED.items()}
-    for fields in (SAMPLING, DRAFTING, OTHERS):
-        for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True)):
-            body[name] = draw(often(fields[name]))
-    if draw(st.integers(0, 19)) == 0:
-        body.pop(draw(st.sampled_from(sorted(REQUIRED))))
+    """A body that suits both endpoints, with a few other fields. In some places it has junk or nothing."""
+    names = draw(st.lists(st.sampled_from(sorted(OPTIONAL)), max_size=8, unique=True))
+    body = {name: draw(value) for name, value in (REQUIRED | {name: OPTIONAL[name] for name in names}).items()}
+    body = json.loads(json.dumps(body))  # A value of a just() is one object for all bodies.
+    for _ in range(draw(st.integers(0, 2))):
+        *path, last = draw(st.sampled_from(list(places(body))))
+        inside = reduce(getitem, path, body)
+        if draw(st.integers(0, 4)):
+            inside[last] = draw(JUNK)
+        else:
+            del inside[last]
     return body
 
 
