@@ -1,6 +1,6 @@
 """Every option of every command reaches the code that uses it, and so does every field of a request.
 
-The options are read from the parser of each command. The commands run as for a user, up to the generators of tokens.
+The options are read from the parser of each command. The commands run as for a user, up to what generates tokens.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mlx_lm.draft.arguments import add_draft_arguments
 from mlx_lm.draft.options import DraftOptions
 
 from conformance.commands.forwarding_cases import (
+    ALONE,
     BATCH,
     COMMON,
     DESTINATIONS,
     DRAFTING,
-    MARGIN,
     OWN,
     QUANTIZED,
     REQUEST,
     SAMPLING,
+    TOGETHER,
     Case,
-    ngram_size,
     write_files,
 )
 from conformance.testing.commands.recorders import COMMANDS, Record, module_of, parser_of, run, run_batch
@@ -64,7 +64,7 @@ def seen(case: Case, command: str, argv: str) -> Any:
 
 
 def ways(case: Case, command: str, option: str) -> Iterator[Case]:
-    """The ways to generate tokens that an option has to reach."""
+    """The ways to generate tokens that an option or a field has to reach."""
     yield case
     everywhere = isinstance(case.where, str) and case.where.startswith("step.")
     if everywhere and option not in DRAFTING and "draft" not in option + case.also:
@@ -74,24 +74,22 @@ def ways(case: Case, command: str, option: str) -> Iterator[Case]:
     if command == "server" and option in DRAFTING and option != "--draft-margin":
         # Drafted alone, not in the batch.
         yield case.but(body={"seed": 1})
+    if option in REQUEST and option != "draft_margin" and ALONE in case.also:
+        yield case.but(also=case.also.replace(ALONE, ""))
 
 
-def complaints(command: str, option: str) -> Iterator[str]:
-    """The places that an option does not reach."""
-    cases = DESTINATIONS[command].get(option)
-    if cases is None:
-        yield (
-            f"mlx_lm.{command} has the option {option} and nothing says what it does: add where its value has to be "
-            f"seen to the table of {command} in {TABLES}."
-        )
-        return
+def check(command: str, option: str, cases: tuple[Case, ...] | None) -> None:
+    """Check that an option, or a field of a request, reaches its places."""
+    assert cases, f"Add where the value of {option} has to be seen to the table of {command} in {TABLES}."
+    is_field = option in REQUEST
     for listed in cases:
         for case in ways(listed, command, option):
-            argv = f"{option} {shlex.join(case.given.split()) if case.given else ''} {case.also}"
-            if (value := seen(case, command, argv)) != case.value:
-                yield f"mlx_lm.{command} {argv.strip()} drops it: {case.where} is {value!r} and not {case.value!r}."
-            elif seen(case, command, case.also) == case.value:
-                yield f"{case.where} is {case.value!r} without {option} as well: {TABLES} needs another value for it."
+            given = "" if is_field else f"{option} {shlex.join(case.given.split()) if case.given else ''} "
+            argv = f"{given}{case.also}"
+            value = seen(case, command, argv)
+            assert value == case.value, f"mlx_lm.{command} {argv.strip()} drops {option}: {case.where} is {value!r}"
+            default = seen(case.but(body={}) if is_field else case, command, case.also)
+            assert default != case.value, f"it is {default!r} without {option} as well: {TABLES} needs another value"
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -104,18 +102,14 @@ OPTIONS = [(command, option) for command in COMMANDS for option in options(parse
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_an_option_arrives(command: str, option: str) -> None:
-    found = list(complaints(command, option))
-    if (command, option) in DROPPED:
-        assert found, f"{option} arrives now: remove it from DROPPED in {__name__.replace('.', '/')}.py."
-    else:
-        assert not found, "\n".join(found)
+    is_dropped = (command, option) in DROPPED
+    with pytest.raises(AssertionError, match="drops") if is_dropped else contextlib.nullcontext():
+        check(command, option, DESTINATIONS[command].get(option))
 
 
 def test_the_tables_name_no_other_options() -> None:
     known = {command: set(options(parser_of(command))) for command in COMMANDS}
-    anywhere = set().union(*known.values())
-    for table in (COMMON, SAMPLING, QUANTIZED, DRAFTING):
-        assert set(table) <= anywhere
+    assert {*COMMON, *SAMPLING, *QUANTIZED, *DRAFTING} <= set().union(*known.values())
     for command, table in OWN.items():
         assert table.keys() <= known[command], command
     assert set(DROPPED) <= set(OPTIONS)
@@ -129,100 +123,39 @@ def described(action: argparse.Action) -> dict[str, Any]:
     return shown | {"class": type(action), "type": getattr(action.type, "__name__", None)}
 
 
-def differences() -> Iterator[str]:
-    """The options of drafting that differ between commands."""
+def check_that_they_are_the_same() -> None:
+    """Every command has the options of drafting, and none of them differs between commands."""
     defined = argparse.ArgumentParser()
     add_draft_arguments(defined)
-    first = {option: ("add_draft_arguments", described(action)) for option, action in options(defined).items()}
+    assert set(options(defined)) == set(DRAFTING)
+    first = {option: described(action) for option, action in options(defined).items()}
     for command in COMMANDS:
         own = options(parser_of(command))
-        for option in options(defined).keys() - own.keys():
-            yield f"mlx_lm.{command} has no {option}: call add_draft_arguments in it."
+        assert options(defined).keys() <= own.keys(), f"call add_draft_arguments in mlx_lm.{command}"
         for option in filter(SHARED.search, own):
-            where, it = first.setdefault(option, (f"mlx_lm.{command}", described(own[option])))
-            if described(own[option]) != it:
-                yield f"{option} is another one in mlx_lm.{command} than in {where}: define it in one place."
+            found = described(own[option])
+            assert first.setdefault(option, found) == found, f"{option} is another one in mlx_lm.{command}"
 
 
 def test_the_options_of_drafting_are_the_same_everywhere() -> None:
-    assert set(options_of_drafting()) == set(DRAFTING)
-    assert not list(differences())
+    check_that_they_are_the_same()
 
 
-def options_of_drafting() -> dict[str, argparse.Action]:
-    parser = argparse.ArgumentParser()
-    add_draft_arguments(parser)
-    return options(parser)
-
-
-def ways_of_requests(field: str) -> Iterator[Case]:
-    """The ways to serve a request: drafted alone, or in the batch."""
-    for case in REQUEST[field]:
-        yield case
-        if field != "draft_margin" and MARGIN in case.also:
-            yield case.but(also=case.also.replace(MARGIN, ""))
-
-
-def complaints_of_requests() -> Iterator[str]:
-    """The fields of a request that do not reach their place."""
-    for field in (*serving.OPTIONS, "prediction"):
-        if field not in REQUEST:
-            yield f"A request has the field {field}: add where its value has to be seen to REQUEST in {TABLES}."
-            continue
-        for case in ways_of_requests(field):
-            asked, default = seen(case, "server", case.also), seen(case.but(body={}), "server", case.also)
-            if asked != case.value:
-                yield f"The server drops {field} of a request: {case.where} is {asked!r} and not {case.value!r}."
-            if default == case.value:
-                yield f"{case.where} is {case.value!r} without {field} as well: {TABLES} needs another value for it."
-
-
-def test_a_request_overrides_the_server() -> None:
-    assert not list(complaints_of_requests())
-
-
-# The options of the server, the fields of a request, and the result of both.
-TOGETHER: dict[str, tuple[str, dict[str, Any], str | Callable[[Record], Any], Any]] = {
-    "a size for a type of the request": ("--ngram-size 7", {"draft_type": "ngram-mod"}, ngram_size, 7),
-    "a type, and a draft model of the request": (
-        "--draft-type auto",
-        {"draft_model": "a/draft"},
-        "step.strategy.model.loaded_from",
-        "a/draft",
-    ),
-    "a draft model of the request that drafts nothing": (
-        "--draft-type auto",
-        {"draft_model": "a/draft", "num_draft_tokens": 0},
-        "answer.status",
-        200,
-    ),
-    "a draft model that a request turns off": (
-        "--draft-model a/draft",
-        {"draft_type": "none"},
-        "step.num_draft_tokens",
-        0,
-    ),
-    "a margin of a request, and a draft model": (
-        "--draft-model a/draft --draft-margin 0.5",
-        {"draft_margin": 0.25},
-        "step.margin",
-        0.25,
-    ),
-    "a draft model that drafts too much": ("--draft-model a/draft", {"num_draft_tokens": 1025}, "answer.status", 400),
-}
+@pytest.mark.parametrize("field", [*serving.OPTIONS, "prediction"])
+def test_a_request_overrides_the_server(field: str) -> None:
+    check("server", field, REQUEST.get(field))
 
 
 @pytest.mark.parametrize("what", TOGETHER)
 def test_a_request_and_the_server_go_together(what: str) -> None:
-    argv, body, where, value = TOGETHER[what]
-    assert seen(Case("", where, value, argv, body), "server", argv) == value
+    case = TOGETHER[what]
+    assert seen(case, "server", case.also) == case.value
 
 
 @pytest.mark.parametrize("what", BATCH)
-def test_an_argument_of_batch_generate_arrives(what: str, fixture: Any) -> None:
-    make, where, value = BATCH[what]
-    record = run_batch(**make(fixture[1]))
-    record.note("tokenizer", it=fixture[1])
+def test_an_argument_of_batch_generate_arrives(what: str) -> None:
+    given, where, value = BATCH[what]
+    record = run_batch(**given)
     assert (record.at(where) if isinstance(where, str) else where(record)) == value
 
 
@@ -236,38 +169,20 @@ def fresh() -> Iterator[None]:
     recorded.cache_clear()
 
 
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_new_option_needs_a_destination(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_another(parser: argparse.ArgumentParser) -> None:
-        add_draft_arguments(parser)
-        parser.add_argument("--draft-extra", type=int)
-
-    monkeypatch.setattr(module_of(command), "add_draft_arguments", with_another)
-    (extra,) = set(options(parser_of(command))) - {option for name, option in OPTIONS if name == command}
-    (complaint,) = complaints(command, extra)
-    assert extra == "--draft-extra"
-    assert TABLES in complaint
-
-
 @pytest.mark.planted
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", ["--num-draft-tokens", "--disable-adaptive-gate", "--draft-margin"])
 def test_an_option_that_is_dropped_is_found(command: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, planner, name = DraftOptions.of, DraftOptions.make_planner, option[2:].replace("-", "_")
+    module, name = module_of(command), option[2:].replace("-", "_")
+    parse: Callable[..., DraftOptions] = module.parse_draft_options
 
-    def without(options: DraftOptions) -> DraftOptions:
-        return replace(options, **{name: getattr(DraftOptions(), name)})
+    def without(*args: Any, **kwargs: Any) -> DraftOptions:
+        return replace(parse(*args, **kwargs), **{name: getattr(DraftOptions(), name)})
 
-    def of(_: type[DraftOptions], kwargs: dict[str, Any], *args: Any, **more: Any) -> DraftOptions:
-        is_call = "draft" in kwargs
-        options: DraftOptions = kept(kwargs, *args, **more)
-        return without(options) if is_call else options
-
-    monkeypatch.setattr(DraftOptions, "of", classmethod(of))
-    monkeypatch.setattr(DraftOptions, "make_planner", lambda self, *args: planner(without(self), *args))
-    assert any("drops it" in complaint for complaint in complaints(command, option))
+    monkeypatch.setattr(module, "parse_draft_options", without)
+    with pytest.raises(AssertionError, match=f"drops {option}"):
+        check(command, option, DESTINATIONS[command][option])
 
 
 @pytest.mark.planted
@@ -277,17 +192,16 @@ def test_an_option_that_is_dropped_is_found(command: str, option: str, monkeypat
 def test_an_option_that_is_dropped_with_or_without_drafts_is_found(
     name: str, option: str, drafts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = module_of("chat")
-    generate: Callable[..., Any] = chat.stream_generate
+    step = Record.step
 
-    def without(*args: Any, **kwargs: Any) -> Any:
-        if drafts == bool(kwargs["draft"]):
-            del kwargs[name]
-        return generate(*args, **kwargs)
+    def without(record: Record, *, draft: Any = None, **arguments: Any) -> Any:
+        if drafts == bool(draft):
+            del arguments[name]
+        return step(record, draft=draft, **arguments)
 
-    monkeypatch.setattr(chat, "stream_generate", without)
-    (complaint,) = complaints("chat", option)
-    assert ("--draft-type" in complaint) == drafts
+    monkeypatch.setattr(Record, "step", without)
+    with pytest.raises(AssertionError, match="--draft-type auto drops" if drafts else r"--\S+ \S+ drops"):
+        check("chat", option, DESTINATIONS["chat"][option])
 
 
 @pytest.mark.planted
@@ -301,17 +215,21 @@ def test_a_field_of_a_request_that_is_dropped_is_found(field: str, monkeypatch: 
         return read({name: value for name, value in body.items() if name != field}, *args, **kwargs)
 
     monkeypatch.setattr(server, "request_draft_options", without)
-    assert any(f"drops {field} " in complaint for complaint in complaints_of_requests())
+    with pytest.raises(AssertionError, match=f"drops {field}"):
+        check("server", field, REQUEST[field])
 
 
 @pytest.mark.planted
 @pytest.mark.usefixtures("fresh")
-def test_an_option_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def another(parser: argparse.ArgumentParser) -> None:
+def test_an_option_that_is_new_or_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def others(parser: argparse.ArgumentParser) -> None:
         add_draft_arguments(parser)
+        parser.add_argument("--draft-extra", type=int)
         options(parser)["--ngram-size"].help = "Another one"
 
-    monkeypatch.setattr(module_of("chat"), "add_draft_arguments", another)
-    (difference,) = differences()
-    assert "--ngram-size" in difference
-    assert "mlx_lm.chat" in difference
+    monkeypatch.setattr(module_of("chat"), "add_draft_arguments", others)
+    (extra,) = set(options(parser_of("chat"))) - {option for name, option in OPTIONS if name == "chat"}
+    with pytest.raises(AssertionError, match=TABLES):
+        check("chat", extra, DESTINATIONS["chat"].get(extra))
+    with pytest.raises(AssertionError, match=r"--ngram-size is another one in mlx_lm\.chat"):
+        check_that_they_are_the_same()

@@ -93,8 +93,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def bodies(draw: st.DrawFn) -> dict[str, Any]:
     """A body that suits both endpoints, with a few other fields. In some places it has junk or nothing."""
     names = draw(st.lists(st.sampled_from(sorted(OPTIONAL)), max_size=8, unique=True))
-    body = {name: draw(value) for name, value in (REQUIRED | {name: OPTIONAL[name] for name in names}).items()}
-    body = json.loads(json.dumps(body))  # A value of a just() is one object for all bodies.
+    given = {name: draw(value) for name, value in (REQUIRED | {name: OPTIONAL[name] for name in names}).items()}
+    body: dict[str, Any] = json.loads(json.dumps(given))  # A value of a just() is one object for all bodies.
     for _ in range(draw(st.integers(0, 2))):
         *path, last = draw(st.sampled_from(list(places(body))))
         inside = reduce(getitem, path, body)

@@ -1,7 +1,8 @@
 """Run the commands of mlx-lm with recorders in place of the functions that their options reach.
 
-``main()`` is real, and so is all code between it and the generators of tokens. The generators are recorders: they keep
-their arguments and generate one token.
+``main()`` is real, and so is all code between it and what generates tokens: ``stream_generate`` and the
+``BatchGenerator``, which take the options of drafting as one value. Both are recorders that keep their arguments. The
+first answers with one token, the second fails.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import contextlib
 import importlib
 import inspect
 import io
-import json
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,15 +28,19 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.draft import NgramModTable
-from mlx_lm.models.cache import KVCache
+import requests
+from mlx_lm.draft import DraftOptions, DraftStats, NgramModTable
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load
 
 from conformance import FIXTURE
 
 COMMANDS = ("generate", "chat", "benchmark", "server")
-TOKEN = 92
 Body = dict[str, Any]
+QUESTION = "Repeat this."
+# The options that a strategy is made of.
+MAKING = ("draft_type", "ngram_size", "ngram_mod_table", "draft_reference")
 
 
 def module_of(command: str) -> ModuleType:
@@ -65,33 +74,23 @@ class Made(list[Any]):
         super().__init__(items)
         self.__dict__.update(arguments)
 
-    def __call__(self, logprobs: mx.array) -> mx.array:
-        return mx.argmax(logprobs, axis=-1)
 
-
-class Greedy:
-    """Stands for the greedy sampler. It equals a result of the recorders that is greedy."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Made)
-
-    def __call__(self, logprobs: mx.array) -> mx.array:
-        return mx.argmax(logprobs, axis=-1)
-
-
-class Group:
-    """A group of ``mx.distributed`` with ``size`` ranks, as seen by the first."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
+class Group(SimpleNamespace):
+    """A group of ``mx.distributed`` with ``n`` ranks, as seen by the first."""
 
     def size(self) -> int:
-        return self._size
+        return int(self.n)
 
     def rank(self) -> int:
         return 0
+
+
+def asked(draft: Any) -> DraftOptions:
+    """The options of drafting, with those that its strategy was made of."""
+    made = getattr(getattr(draft, "draft_strategy", None), "made_of", None)
+    if made is not None:
+        draft = replace(draft, draft_strategy=None, **{name: getattr(made, name) for name in MAKING})
+    return draft or DraftOptions()
 
 
 class Record:
@@ -100,8 +99,7 @@ class Record:
     def __init__(self, bodies: Sequence[Body] = (), ranks: int = 1, template: bool = True) -> None:
         self.calls: dict[str, list[dict[str, Any]]] = {}
         self.printed = ""
-        self.ranks = ranks
-        self._bodies, self._template = bodies, template
+        self._ranks, self._bodies, self._template = ranks, bodies, template
 
     def note(self, name: str, **arguments: Any) -> None:
         self.calls.setdefault(name, []).append(arguments)
@@ -128,8 +126,6 @@ class Record:
         return call
 
     def load(self, path_or_hf_repo: str = "", repo: str = "", return_config: bool = False, **_: Any) -> Any:
-        from mlx_lm.utils import load
-
         model, tokenizer, config = load(str(FIXTURE), return_config=True)
         model.loaded_from = path_or_hf_repo or repo
         model.embed_inputs = lambda tokens, pixel_values: mx.array(np.concatenate(pixel_values))
@@ -139,51 +135,38 @@ class Record:
         self.note("tokenizer", it=tokenizer)
         return (model, tokenizer, config) if return_config else (model, tokenizer)
 
-    def step(self, *, verifier: Any = None, drafter: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
-        """A step of plain decoding or of drafting. Drafting gets its options through the verifier and the drafter."""
-        drafts = drafter is not None
-        if drafts:
-            cache = verifier.cache
-            arguments |= verifier.quantize.keywords | self.drafting(drafter)
-            arguments |= {"model": verifier.model, "margin": arguments["near_ties"].margin}
-            arguments |= {"prompt_cache": cache, "max_kv_size": getattr(cache, "max_kv_size", None)}
-            drafter.stats.forwards += 1
-        self.note("step", **arguments)
-        logprobs = mx.zeros(1024)
-        return (token for token in [(TOKEN, logprobs, True) if drafts else (TOKEN, logprobs)])
+    def step(self, *, draft: Any = None, **arguments: Any) -> Iterator[Any]:
+        draft = asked(draft)
+        self.note("step", draft=draft, **arguments)
+        response = module_of("generate").GenerationResponse
+        return iter([response("x", 92, mx.zeros(1024), bool(draft), 1, 1.0, 1, 1.0, 1.0, "length", DraftStats())])
 
-    @staticmethod
-    def drafting(drafter: Any) -> dict[str, Any]:
-        """The options of a drafter, or an empty dict without one."""
-        names = ("strategy", "num_draft_tokens", "costs") if drafter is not None else ()
-        return {name: getattr(drafter, name, None) for name in names}
+    def batch(self, model: Any, **options: Any) -> Any:
+        self.note("batch", **options)
 
-    def seed(self, seed: int) -> None:
-        self.note("seed", seed=seed)
+        def insert(*prompts: Any, planners: Any, samplers: Any = (None,), **arguments: Any) -> None:
+            most = arguments.get("max_tokens", [None])[0]
+            for planner in planners:
+                draft = getattr(planner, "asked", DraftOptions())
+                self.note("step", model=model, sampler=samplers[0], draft=draft, **options | {"max_tokens": most})
+            raise RuntimeError("recorded")
 
-    def read_images(self, _: str, images: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-        return "image", images
+        return SimpleNamespace(insert=insert, insert_segments=insert, close=lambda: None)
 
     def answers(self) -> dict[str, Callable[..., Any]]:
         """The functions that make the results of the recorders, by the name of the recorded function."""
-        from mlx_lm.models.cache import make_prompt_cache
-
+        cached = {"model": "m", "tokenizer_config": "{}"}
+        numbers = SimpleNamespace(prompt_tps=1.0, generation_tps=1.0, peak_memory=1.0)
         return {
             "load": self.load,
             "sharded_load": self.load,
-            "make_sampler": lambda **arguments: Made(**arguments),
+            "make_sampler": lambda **arguments: SimpleNamespace(**arguments),
             "make_prompt_cache": lambda model, **arguments: Made(make_prompt_cache(model), **arguments),
-            "load_prompt_cache": lambda file_name, **_: (
-                Made([KVCache()], file_name=file_name),
-                {"model": "m", "tokenizer_config": "{}"},
-            ),
-            "load_processor": lambda **_: self.read_images,
-            "batch_generate": lambda **_: SimpleNamespace(
-                stats=SimpleNamespace(prompt_tps=1.0, generation_tps=1.0, peak_memory=1.0)
-            ),
+            "load_prompt_cache": lambda file_name, **_: (Made([KVCache()], file_name=file_name), cached),
+            "load_processor": lambda **_: lambda _, images: ("image", images),
+            "batch_generate": lambda **_: SimpleNamespace(stats=numbers),
             "mark_drafted": lambda text, from_draft: text,
-            "generate_step": self.step,
-            "draft_generate_step": self.step,
+            "stream_generate": self.step,
         }
 
     def patches(self, module: ModuleType) -> Iterator[Any]:
@@ -191,151 +174,101 @@ class Record:
         for name, answer in self.answers().items():
             if hasattr(module, name):
                 yield patch.object(module, name, self.recorder(name, getattr(module, name), answer))
-        if hasattr(module, "greedy_sampler"):
-            yield patch.object(module, "greedy_sampler", Greedy())
+        if hasattr(module, "BatchGenerator"):
+            yield patch.object(module, "BatchGenerator", self.batch)
 
     def everywhere(self) -> Iterator[Any]:
         """The patches that all commands need."""
-        template = TokenizerWrapper.apply_chat_template
+        template, strategy = TokenizerWrapper.apply_chat_template, DraftOptions.with_strategy
+        planner, queries = DraftOptions.make_planner, iter([QUESTION, "q"])
 
         def apply_chat_template(tokenizer: Any, *args: Any, **kwargs: Any) -> Any:
             self.note("template", **kwargs)
             return template(tokenizer, *args, **kwargs)
 
+        def with_strategy(options: DraftOptions, *args: Any, **changes: Any) -> DraftOptions:
+            made: Any = strategy(options, *args, **changes)
+            made.draft_strategy.made_of = replace(options, **changes)
+            return made
+
+        def make_planner(options: DraftOptions, *args: Any) -> Any:
+            made: Any = planner(options, *args)
+            made.asked = asked(options)
+            return made
+
         def open_image(path: str) -> Any:
             pixels = np.frombuffer(Path(path).read_bytes(), np.uint8)
             return SimpleNamespace(convert=lambda _: pixels)
 
-        def save(table: NgramModTable, path: str) -> None:
-            self.note("save", path=path)
-
-        queries = iter(["Repeat this.", "q"])
-        yield patch.object(NgramModTable, "save", save)
+        yield patch.object(DraftOptions, "with_strategy", with_strategy)
+        yield patch.object(DraftOptions, "make_planner", make_planner)
+        yield patch.object(NgramModTable, "save", lambda _, path: self.note("save", path=path))
         yield patch.object(TokenizerWrapper, "apply_chat_template", apply_chat_template)
         # Where it is installed, other packages need the rest of it.
         image = importlib.import_module("PIL.Image") if find_spec("PIL") else SimpleNamespace()
         yield patch.object(image, "open", open_image, create=True)
         yield patch.dict(sys.modules, {} if find_spec("PIL") else {"PIL": SimpleNamespace(Image=image)})
         yield patch("builtins.input", lambda *_: next(queries))
-        yield patch.object(mx.random, "seed", self.seed)
-        if self.ranks > 1:
-            yield patch.object(mx.distributed, "init", lambda: Group(self.ranks))
-
-    def of_benchmark(self) -> Iterator[Any]:
-        benchmark = module_of("benchmark")
-        clock = SimpleNamespace(
-            perf_counter=benchmark.time.perf_counter, sleep=lambda seconds: self.note("sleep", seconds=seconds)
-        )
-        yield patch.object(benchmark, "time", clock)
+        yield patch.object(mx.random, "seed", lambda seed: self.note("seed", seed=seed))
+        # The server waits until its clients are told.
+        yield patch.object(time, "sleep", lambda seconds: self.note("sleep", seconds=seconds))
+        if self._ranks > 1:
+            yield patch.object(mx.distributed, "init", lambda: Group(n=self._ranks))
 
     def of_server(self) -> Iterator[Any]:
         server = module_of("server")
-        record, bodies = self, self._bodies
+        caches, stop = server.LRUPromptCache, server.ResponseGenerator.stop_and_join
 
-        class BatchGenerator(server.BatchGenerator):  # type: ignore[misc, name-defined]
-            def __init__(self, model: Any, **kwargs: Any) -> None:
-                super().__init__(model, **kwargs)
-                self.options = kwargs | {"model": model}
-                record.note("batch", **kwargs)
+        def make_caches(*args: Any) -> Any:
+            made = caches(*args)
+            self.note("prompt_cache", it=made)
+            return made
 
-            def insert_segments(self, segments: Any, samplers: Any, max_tokens: Any, **kwargs: Any) -> Any:
-                drafts = Record.drafting(kwargs["planners"][0])
-                record.note("step", sampler=samplers[0], max_tokens=max_tokens[0], **self.options, **drafts)
-                return super().insert_segments(segments, samplers=samplers, max_tokens=[1], **kwargs)
+        def serve(host: str, port: int, generator: Any) -> None:
+            self.note("http", host=host, port=port)
+            with ThreadingHTTPServer(("127.0.0.1", 0), partial(server.APIHandler, generator)) as httpd:
+                threading.Thread(target=httpd.serve_forever, daemon=True).start()
+                for body in self._bodies:
+                    body = {"messages": [{"role": "user", "content": QUESTION}]} | body
+                    url = f"http://127.0.0.1:{httpd.server_port}/v1/chat/completions"
+                    answer = requests.post(url, json=body, headers={"Origin": "here"}, timeout=60)
+                    self.note("answer", status=answer.status_code, origin=answer.headers["Access-Control-Allow-Origin"])
+                httpd.shutdown()
 
-        class LRUPromptCache(server.LRUPromptCache):  # type: ignore[misc, name-defined]
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                super().__init__(*args, **kwargs)
-                record.note("prompt_cache", it=self)
-
-            def trim_to(self, **kwargs: Any) -> None:
-                record.note("trim_to", **kwargs)
-
-        class HTTPServer:
-            def __init__(self, address: Any, handler: Callable[..., Any]) -> None:
-                record.note("http", address=address[0], port=address[1])
-                self.handler = handler
-
-            def serve_forever(self) -> None:
-                for body in bodies:
-                    connection = Connection(body)
-                    self.handler(connection, ("127.0.0.1", 1), self)
-                    record.note("answer", **connection.answer())
-                raise KeyboardInterrupt
-
-            def shutdown(self) -> None:
-                pass
-
-        serve, stop = server._run_http_server, server.ResponseGenerator.stop_and_join
         # If a thread takes too long, the server ends its process, and here that is the process of the tests.
         yield patch.object(server.ResponseGenerator, "stop_and_join", lambda generator, timeout=None: stop(generator))
-        yield patch.object(server, "BatchGenerator", BatchGenerator)
-        yield patch.object(server, "LRUPromptCache", LRUPromptCache)
-        yield patch.object(server, "_run_http_server", lambda *args: serve(*args, server_class=HTTPServer))
+        yield patch.object(server, "LRUPromptCache", make_caches)
+        yield patch.object(server, "_run_http_server", serve)
         yield patch.object(server.APIHandler, "log_message", lambda *_: None)
         yield patch.object(server.logging, "basicConfig", lambda **kwargs: self.note("log", **kwargs))
         yield patch.object(server.signal, "signal")
-        # It waits until its clients are told.
-        yield patch.object(server.time, "sleep")
 
 
-class Connection:
-    """A connection with one request. It keeps the response."""
-
-    def __init__(self, body: Body) -> None:
-        content = json.dumps({"messages": [{"role": "user", "content": "Repeat this."}]} | body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.0\r\nOrigin: here\r\nContent-Length: {len(content)}\r\n\r\n"
-        self._request, self._sent = io.BytesIO(head.encode() + content), b""
-
-    def makefile(self, *_: Any) -> io.BytesIO:
-        return self._request
-
-    def recv(self, *_: Any) -> bytes:
-        """The connection stays open, and no more data comes."""
-        raise BlockingIOError
-
-    def sendall(self, data: bytes) -> None:
-        self._sent += data
-
-    def answer(self) -> dict[str, Any]:
-        head, content = self._sent.decode().split("\r\n\r\n", 1)
-        return {"head": head, "status": int(head.split()[1]), "body": json.loads(content)}
+@contextlib.contextmanager
+def recording(record: Record, command: str) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for module in {module_of("generate"), module_of(command)}:
+            for change in record.patches(module):
+                stack.enter_context(change)
+        for change in [*record.everywhere(), *(record.of_server() if command == "server" else ())]:
+            stack.enter_context(change)
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        yield
 
 
 def run_batch(**given: Any) -> Record:
     """Call batch_generate for two prompts with these arguments, and record the options of each."""
-    generate, record = module_of("generate"), Record()
-
-    class BatchGenerator(generate.BatchGenerator):  # type: ignore[misc, name-defined]
-        def __init__(self, model: Any, **kwargs: Any) -> None:
-            super().__init__(model, **kwargs)
-            record.note("batch", **kwargs)
-
-        def insert(self, *args: Any, planners: Any = None, **kwargs: Any) -> Any:
-            uids = super().insert(*args, planners=planners, **kwargs)
-            for planner in planners:
-                record.note("step", **record.drafting(planner))
-            return uids
-
-    model, tokenizer = record.load()
-    with patch.object(generate, "BatchGenerator", BatchGenerator):
-        generate.batch_generate(model, tokenizer, [[TOKEN, 5], [TOKEN, 6]], max_tokens=1, **given)
+    record, batch_generate = Record(), module_of("generate").batch_generate
+    with recording(record, "generate"), contextlib.suppress(RuntimeError):
+        batch_generate(*record.load("m"), [[92, 5], [92, 6]], **given)
     return record
 
 
 def run(command: str, argv: Sequence[str], bodies: Sequence[Body] = ({},), **surroundings: Any) -> Record:
     """Run a command. The server also serves the requests."""
     record, out = Record(bodies, **surroundings), io.StringIO()
-    with contextlib.ExitStack() as stack:
-        for module in {module_of("generate"), module_of(command)}:
-            for change in record.patches(module):
-                stack.enter_context(change)
-        extra: dict[str, Callable[[], Iterator[Any]]] = {"benchmark": record.of_benchmark, "server": record.of_server}
-        for change in [*record.everywhere(), *extra.get(command, lambda: iter(()))()]:
-            stack.enter_context(change)
-        stack.enter_context(patch.object(sys, "argv", [f"mlx_lm.{command}", *argv]))
-        stack.enter_context(contextlib.redirect_stdout(out))
-        stack.enter_context(warnings.catch_warnings(action="ignore"))
+    argv = [f"mlx_lm.{command}", *argv]
+    with recording(record, command), patch.object(sys, "argv", argv), contextlib.redirect_stdout(out):
         module_of(command).main()
     record.printed = out.getvalue()
     return record
