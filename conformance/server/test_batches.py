@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -364,16 +365,15 @@ def test_an_error_that_fails_others_is_found(broken: Server, right: Reference) -
         check_errors(broken, right, "sampler")
 
 
-def ask(client: openai.OpenAI, i: int) -> tuple[str, Any]:
+# The prediction, whole and in parts.
+PREDICTIONS: list[Any] = [CODE, [{"type": "text", "text": part} for part in (CODE[:40], CODE[40:])]]
+
+
+def ask(client: openai.OpenAI, content: Any, streamed: bool) -> tuple[str, Any]:
     """Send the file to edit as a prediction. The answer comes at once or as a stream."""
-    fields: dict[str, Any] = {
-        "model": "default_model",
-        "messages": EDIT,
-        "max_tokens": 100,
-        "temperature": 0,
-        "prediction": {"type": "content", "content": CODE},
-    }
-    if i % 2:
+    fields: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 100, "temperature": 0}
+    fields |= {"prediction": {"type": "content", "content": content}}
+    if not streamed:
         answer = client.chat.completions.create(**fields)
         return answer.choices[0].message.content, answer.usage
     options = {"include_usage": True}
@@ -381,14 +381,19 @@ def ask(client: openai.OpenAI, i: int) -> tuple[str, Any]:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks), last.usage
 
 
-@pytest.mark.parametrize("clients", [2, 8])
-def test_predicted_outputs_of_several_clients(server: Server, clients: int) -> None:
+@pytest.mark.parametrize("clients", [1, 2, 8])
+def test_predicted_outputs(server: Server, right: Reference, clients: int) -> None:
+    """Clients of OpenAI send the file to edit as a prediction. Most of its tokens come back."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
+    expected = right(Request(CHAT, {"messages": EDIT, "max_tokens": 100}))
     with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda i: ask(client, i), range(clients)))
+        answers = list(pool.map(lambda way: ask(client, *way), [*product(PREDICTIONS, (False, True))] * 2))
     for text, usage in answers:
-        assert text == fenced(EDITED)
+        assert text == expected.text == fenced(EDITED)
+        assert usage.completion_tokens == expected.usage["completion_tokens"]
         details = usage.completion_tokens_details
         # The name occurs three times in the file.
         assert details.rejected_prediction_tokens == 3
+        assert details.accepted_prediction_tokens > 0.9 * (details.accepted_prediction_tokens + 3)
         assert details.draft["accepted"] <= details.draft["drafted"]
+        assert details.draft["accepted"] > usage.completion_tokens / 2 or clients > 1
