@@ -216,26 +216,15 @@ REQUEST: Table = {
         Case("", GATE, True, SIMPLE, {"disable_adaptive_gate": True}),
         Case("", GATE, False, f"{SIMPLE} --disable-adaptive-gate", {"disable_adaptive_gate": False}),
     ),
-    "draft_margin": (Case("", MARGIN, 0.25, SIMPLE, {"draft_margin": 0.25}),),
+    "draft_margin": (
+        Case("", MARGIN, 0.25, SIMPLE, {"draft_margin": 0.25}),
+        Case("", MARGIN, 0.25, f"{OF_MODEL}{ALONE}", {"draft_margin": 0.25}),
+    ),
+    "draft_model": (Case("", f"{DRAFT}.draft_model.loaded_from", "a/draft", AUTO, {"draft_model": "a/draft"}),),
     "prediction": (
         Case("", reference, REFERENCE_TEXT, SIMPLE, {"prediction": {"type": "content", "content": REFERENCE_TEXT}}),
     ),
 }
-# What the options of the server and the fields of a request give together.
-ASKED = {"draft_model": "a/draft"}
-TOGETHER = {
-    "a size for a type of the request": Case("", SIZE, 7, "--ngram-size 7", OWN_MOD),
-    "a type, and a draft model of the request": Case("", f"{DRAFT}.draft_model.loaded_from", "a/draft", AUTO, ASKED),
-    "a draft model of the request that drafts nothing": Case(
-        "", "answer.status", 200, AUTO, ASKED | {"num_draft_tokens": 0}
-    ),
-    "a draft model that a request turns off": Case("", N, 0, OF_MODEL, {"draft_type": "none"}),
-    "a margin of a request, and a draft model": Case(
-        "", MARGIN, 0.25, f"{OF_MODEL} --draft-margin 0.5", {"draft_margin": 0.25}
-    ),
-    "a draft model that drafts too much": Case("", "answer.status", 400, OF_MODEL, {"num_draft_tokens": 1025}),
-}
-
 COSTS, MEMORIES, TOKENS, EDIT = BlockCosts((1, 2), (1, 1.5)), NgramModTable(4), [5, 6, 7], EditStrategy()
 # The arguments of batch_generate for two prompts, and the place of each in the record.
 BATCH: dict[str, tuple[dict[str, Any], Where, Any]] = {

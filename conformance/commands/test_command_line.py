@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -90,13 +89,3 @@ def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
     drafted, accepted, rate = drafting(got)
     assert accepted > 0.9 * drafted
     assert rate > 3
-
-
-def test_statistics_for_a_script(plain_text: str) -> None:
-    done = generate("--json", LOOKUP, "8", "--disable-adaptive-gate")
-    found = json.loads(done.stdout)
-    assert found["text"] + "\n" == plain_text
-    assert found["finish_reason"] == "length"
-    assert found["draft"]["accepted"] > 0
-    assert found["generation_tokens"] <= found["draft"]["forwards"] + found["draft"]["accepted"]
-    assert min(found["prompt_tps"], found["generation_tps"], found["peak_memory"]) > 0

@@ -30,7 +30,6 @@ from conformance.commands.forwarding_cases import (
     QUANTIZED,
     REQUEST,
     SAMPLING,
-    TOGETHER,
     Case,
     write_files,
 )
@@ -141,15 +140,9 @@ def test_the_options_of_drafting_are_the_same_everywhere() -> None:
     check_that_they_are_the_same()
 
 
-@pytest.mark.parametrize("field", [*serving.OPTIONS, "prediction"])
+@pytest.mark.parametrize("field", [*serving.OPTIONS, "draft_model", "prediction"])
 def test_a_request_overrides_the_server(field: str) -> None:
     check("server", field, REQUEST.get(field))
-
-
-@pytest.mark.parametrize("what", TOGETHER)
-def test_a_request_and_the_server_go_together(what: str) -> None:
-    case = TOGETHER[what]
-    assert seen(case, "server", case.also) == case.value
 
 
 @pytest.mark.parametrize("what", BATCH)

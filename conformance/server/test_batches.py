@@ -7,7 +7,6 @@ each request alone, without drafts and without a prompt cache.
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +17,14 @@ from typing import Any
 import openai
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from requests import Timeout
 
 from conformance.testing.faults.batch import (
     FAILING,
     STOOD_STILL,
     answer_in_bulk,
     count_passes,
+    draft_one_by_one,
     fail_together,
     forget_parts_of_stop_words,
     keep_a_rejected_token,
@@ -36,7 +37,7 @@ from conformance.testing.faults.batch import (
     show_no_prompt,
     swap_the_statistics,
 )
-from conformance.testing.faults.server import drop_the_options, keep_every_cache, planted
+from conformance.testing.faults.server import drop_the_options, planted
 from conformance.testing.models.tiny import save
 from conformance.testing.server.clients import (
     EDIT,
@@ -55,8 +56,6 @@ from conformance.testing.server.process import CHAT, FAST, TEXT, Server, serve
 from conformance.testing.server.traffic import CODE, EDITED, EDITS, PENALTIES, Answer, Body, Request, judge, send
 from conformance.testing.texts.workloads import chat, fenced
 
-# A leaked prompt cache of these requests takes at least 0.5 MiB. The allocator adds up to 15 MiB after 100 requests.
-GROWTH_PER_REQUEST = 0.2 * 2**20
 # The most passes, and steps of other prompts, between two responses of the batch to one request.
 PASSES, STEPS = 4, 2
 OPTIONS = ("--prompt-cache-size", "10", "--prefill-step-size", "32")
@@ -85,16 +84,6 @@ def with_(*plants: Callable[[], None]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("broken", plants, indirect=True, ids=[plant.__name__ for plant in plants])
 
 
-def resident(server: Server) -> int:
-    """The resident memory of the process, in bytes."""
-    command = ["ps", "-o", "rss=", "-p", str(server.process.pid)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
-
-
-def check_growth(before: int, after: int, n: int) -> None:
-    assert after - before < n * GROWTH_PER_REQUEST
-
-
 def check_that_nobody_stands_still(server: Server) -> None:
     found = re.findall(rf"{STOOD_STILL} (\d+) (\d+)", server.log)
     assert found, "nothing was decoded in a batch"
@@ -104,15 +93,11 @@ def check_that_nobody_stands_still(server: Server) -> None:
 
 
 def test_three_hundred_mixed_requests(server: Server, right: Reference) -> None:
-    """No request is lost, each text is right, and the second half of them does not increase the memory."""
+    """No request is lost, and each text is right."""
     requests = mixed(300)
-    answers = load(server, requests[:150])
-    before = resident(server)
-    answers += load(server, requests[150:])
-    after = resident(server)
+    answers = load(server, requests)
     judge_all(requests, answers, right)
     check_that_penalties_bite(requests, right)
-    check_growth(before, after, 150)
     check_that_nobody_stands_still(server)
     assert server.healthy()
     check_kinds(requests, answers)
@@ -121,7 +106,7 @@ def test_three_hundred_mixed_requests(server: Server, right: Reference) -> None:
 def check_that_penalties_bite(requests: Sequence[Request], right: Reference) -> None:
     """Check that penalties change texts. Otherwise they would not test what the processors see."""
     names = {name for penalty in PENALTIES for name in penalty}
-    punished = {r.key: r for r in requests if r.malformed is None and r.body.keys() & names and not r.is_random}
+    punished = {r.key: r for r in requests if r.body.keys() & names and not r.is_random}
     without = [Request(r.path, {n: v for n, v in r.body.items() if n not in names}) for r in punished.values()]
     bitten = [right(one).text != right(other).text for one, other in zip(punished.values(), without, strict=True)]
     # A text of one token, or an empty one, is often the same.
@@ -148,8 +133,6 @@ def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
         "with tools": lambda r, a: a.draft and "tools" in r.body,
         "predicted": lambda r, a: a.draft and "prediction" in r.draft,
         "not drafted": lambda r, a: a.usage and not r.draft,
-        "left": lambda r, _: r.leave_after is not None,
-        "too long": lambda r, a: a.status == 400 and len(str(r.malformed)) > 2**17,
     }
     found = {kind: sum(bool(is_one(*pair)) for pair in pairs) for kind, is_one in kinds.items()}
     assert min(found.values()) >= 3, found
@@ -159,22 +142,10 @@ def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
 @with_(keep_a_rejected_token, drop_the_options)
 def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Reference) -> None:
     # Without the gate, so that every request is drafted.
-    requests = [r for r in mixed(300) if r.draft.get("disable_adaptive_gate") and r.leave_after is None][:24]
+    requests = [r for r in mixed(300) if r.draft.get("disable_adaptive_gate")][:24]
     answers = load(broken, requests)
     with pytest.raises(AssertionError):
         judge_all(requests, answers, right)
-
-
-@pytest.mark.planted
-@with_(keep_every_cache)
-def test_growing_memory_is_found(broken: Server) -> None:
-    requests = [Request(r.path, r.body | {"max_tokens": 1}) for r in mixed(60)]
-    # Without the fault the second round adds up to 15 MiB, and the third at most 1 MiB.
-    load(broken, requests * 2)
-    before = resident(broken)
-    load(broken, requests)
-    with pytest.raises(AssertionError):
-        check_growth(before, resident(broken), 60)
 
 
 @pytest.mark.planted
@@ -227,14 +198,17 @@ def rows(right: Reference, fixture: Any) -> list[Request]:
         edit(GATE_OFF, **PENALTIES[1]),
         Request(CHAT, {"messages": SIGNS, "max_tokens": 40}, SLOWLY, "SuffixStrategy"),
         edit(GATE_OFF),
+        edit({}),
         *(edit(draft, stop=word) for word, draft in zip(words[:3], (SLOWLY, GATE_OFF, SLOWLY), strict=True)),
     ]
 
 
 def check_rows(server: Server, right: Reference, rows: Sequence[Request]) -> None:
-    """Text and finish reason of each row are as alone, also with a cached prompt, and its statistics are its own."""
-    for row in rows:
-        reader = Reader(server, FOREVER)
+    """A row does not wait for a long one. Its text and finish reason are as alone, also with a cached prompt, and its
+    statistics are its own.
+    """
+    for n, row in enumerate(rows):
+        reader = Reader(server, FOREVER if n else FOREVER.plain)
         judge(row, send(server, row), right(row))
         check_company(reader, right)
     reader = Reader(server, FOREVER)
@@ -251,6 +225,7 @@ def test_each_row_is_as_alone(server: Server, right: Reference, rows: list[Reque
 
 @pytest.mark.planted
 @with_(
+    draft_one_by_one,
     send_what_follows_a_stop_word,
     forget_parts_of_stop_words,
     show_no_prompt,
@@ -259,7 +234,7 @@ def test_each_row_is_as_alone(server: Server, right: Reference, rows: list[Reque
     swap_the_statistics,
 )
 def test_what_a_row_has_of_another_is_found(broken: Server, right: Reference, rows: list[Request]) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, Timeout)):
         check_rows(broken, right, rows)
 
 

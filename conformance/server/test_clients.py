@@ -123,11 +123,6 @@ def test_what_the_server_counts(right: Reference) -> None:
     assert counted["batch_rows"] == counted["batch_steps"] > 0
 
 
-def test_the_models_without_a_hub_cache(tmp_path: Path) -> None:
-    with serve(env=FAST | {"HF_HUB_CACHE": str(tmp_path / "nothing")}) as server:
-        assert [model.id for model in openai_of(server).models.list()] == [str(FIXTURE.resolve())]
-
-
 def check_models(server: Server, client: openai.OpenAI) -> None:
     """Each model of the list can be asked for. The error for another one names it and those that are there."""
     listed = list(client.models.list())

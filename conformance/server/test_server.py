@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import string
 import subprocess
 import sys
 import time
@@ -23,21 +22,20 @@ from mlx_lm.draft import NgramModTable
 from mlx_lm.sample_utils import make_sampler
 
 from conformance import FIXTURE
-from conformance.testing.faults.batch import draft_one_by_one, leave_the_last_block
+from conformance.testing.faults.batch import leave_the_last_block
 from conformance.testing.faults.server import (
     act_as_seed_zero,
     let_any_number_through,
     planted,
     save_often,
     share_predictions,
-    show_another_prefix,
     store_a_token_too_many,
 )
 from conformance.testing.models.tiny import save
-from conformance.testing.server.clients import EDIT, GATE_OFF, LONG, SHORT, SLOWLY, Reader, Reference, drafted
-from conformance.testing.server.endings import CASES, check_the_next_request
+from conformance.testing.server.clients import EDIT, GATE_OFF, SHORT, Reference
+from conformance.testing.server.endings import ENDINGS, check_the_next_request
 from conformance.testing.server.process import CHAT, FAST, TEXT, Server, serve
-from conformance.testing.server.traffic import PENALTIES, Body, Request, judge, send
+from conformance.testing.server.traffic import Body, Request, send
 from conformance.testing.tally import TALLY
 from conformance.testing.texts.prompts import PROMPTS
 from conformance.testing.texts.workloads import chat
@@ -73,17 +71,11 @@ def with_fault(*faults: Callable[[], None]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("broken", faults, indirect=True, ids=[fault.__name__ for fault in faults])
 
 
-def check_endings(server: Server, right: Reference, path: Path, model: str) -> None:
-    for case in CASES:
-        if case.model == model:
-            check_the_next_request(server, right, path, case)
-
-
-@pytest.mark.parametrize("model", ["fixture", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("model", ENDINGS)
 def test_the_next_request_after_an_ending(
     server: Server, right: Reference, models: dict[str, Path], model: str
 ) -> None:
-    check_endings(server, right, models[model], model)
+    check_the_next_request(server, right, model, models[model])
 
 
 def test_the_next_request_after_a_system_prompt(server: Server, right: Reference, models: dict[str, Path]) -> None:
@@ -102,66 +94,11 @@ def test_a_wrong_prefix_is_found(broken: Server, right: Reference, models: dict[
     """The fault is found with every model, so stop words do fall inside accepted drafts."""
     for name, path in models.items():
         with pytest.raises(AssertionError, match="another text"):
-            check_endings(broken, right, path, name)
-
-
-def check_penalties(server: Server, right: Reference, draft: Body, seed: Body) -> None:
-    """A text does not depend on the cached part of its prompt, and each penalty changes it."""
-    unpunished = Request(CHAT, {"messages": EDIT, "max_tokens": 24, **seed})
-    for penalty in PENALTIES:
-        one = Request(CHAT, unpunished.body | penalty, draft, "SuffixStrategy")
-        assert right(one).text != right(unpunished).text, f"{penalty} changes nothing"
-        answers = [send(server, one) for _ in range(2)]
-        assert answers[1].cached_tokens == answers[1].usage["prompt_tokens"] - 1
-        for answer in answers:
-            judge(one, answer, right(one))
-
-
-WAYS = pytest.mark.parametrize(
-    ("draft", "seed"), [({}, {}), ({}, {"seed": 1}), (GATE_OFF, {})], ids=["batched", "alone", "drafted"]
-)
-
-
-@WAYS
-def test_penalties_see_a_cached_prompt(server: Server, right: Reference, draft: Body, seed: Body) -> None:
-    check_penalties(server, right, draft, seed)
-
-
-@pytest.mark.planted
-@WAYS
-@with_fault(show_another_prefix)
-def test_another_prefix_is_found(broken: Server, right: Reference, draft: Body, seed: Body) -> None:
-    with pytest.raises(AssertionError):
-        check_penalties(broken, right, draft, seed)
+            check_the_next_request(broken, right, name, path)
 
 
 def predicted(text: str) -> Body:
     return {"type": "content", "content": text}
-
-
-def check_turns(server: Server, right: Reference, long: Request, short: Request) -> None:
-    """A later short request is answered while a long one continues, and both texts are right."""
-    reader = Reader(server, long)
-    answer = send(server, short)
-    unfinished = reader.is_alive()
-    reader.join()
-    assert unfinished, "it had to wait"
-    assert reader.text == right(long).text
-    judge(short, answer, right(short))
-
-
-@pytest.mark.parametrize(
-    ("long_draft", "short_draft"), [(SLOWLY, {}), ({}, GATE_OFF), (SLOWLY, GATE_OFF)], ids=["long", "short", "both"]
-)
-def test_nobody_waits_for_another(server: Server, right: Reference, long_draft: Body, short_draft: Body) -> None:
-    check_turns(server, right, drafted(LONG, long_draft), drafted(SHORT, short_draft))
-
-
-@pytest.mark.planted
-@with_fault(draft_one_by_one)
-def test_waiting_is_found(broken: Server, right: Reference) -> None:
-    with pytest.raises(AssertionError, match="wait"):
-        check_turns(broken, right, drafted(LONG, SLOWLY), SHORT)
 
 
 MOD: Body = {"draft_type": "ngram-mod", "ngram_size": 6, "disable_adaptive_gate": True}
@@ -352,25 +289,6 @@ def test_a_request_without_drafts_says_why(server: Server, right: Reference, see
     draft = answer.usage["completion_tokens_details"]["draft"]
     assert answer.text == right(Request(CHAT, SHORT.body | seed, {})).text
     assert (draft["drafted"], draft["reason"]) == (0, "num_draft_tokens is 0")
-
-
-@pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
-def test_a_prompt_that_is_cached_whole(server: Server, right: Reference, models: dict[str, Path], seed: Body) -> None:
-    """A fully cached prompt needs a trim. Without a trim the server uses the cache before it."""
-    # No other test uses these prompts.
-    letters = string.ascii_letters[::-1][len(seed) :]
-    for name in ("fixture", "qwen3_next"):
-        prompt, cached = letters, []
-        # Each prompt is the text after the request before it. The last two prompts are equal.
-        for more in ("abc", "", ""):
-            request = Request(TEXT, {"model": str(models[name]), "prompt": prompt, "max_tokens": 1, **seed})
-            answer = send(server, request)
-            assert answer.text == right(request).text
-            cached.append(answer.cached_tokens)
-            n_prompt = answer.usage["prompt_tokens"]
-            prompt += answer.text + more if len(cached) < 3 else ""
-        assert cached[0] == 0
-        assert 0 < cached[1] <= cached[2] < n_prompt
 
 
 def drafting_lines(server: Server) -> list[str]:

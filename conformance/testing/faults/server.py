@@ -8,12 +8,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm import sample_utils, server
+from mlx_lm import server
 from mlx_lm.draft import options
 from mlx_lm.draft.ngram_mod import NgramModStrategy
 from mlx_lm.draft.options import DraftOptions
@@ -46,36 +45,6 @@ def store_a_token_too_many() -> None:
         insert(self, model, tokens[:-1], cache, **kwargs)
 
     LRUPromptCache.insert_cache = insert_longer
-
-
-def keep_every_cache() -> None:
-    insert, kept = LRUPromptCache.insert_cache, []
-
-    def insert_and_keep(self: Any, model: Any, tokens: Any, cache: Any, **kwargs: Any) -> None:
-        kept.append(deepcopy(cache))
-        insert(self, model, tokens, cache, **kwargs)
-
-    LRUPromptCache.insert_cache = insert_and_keep
-
-
-def show_another_prefix() -> None:
-    """Logits processors see the cached part of a prompt in another order."""
-    fetch, make, n_cached = LRUPromptCache.fetch_nearest_cache, server.make_logits_processors, [0]
-
-    def fetch_and_note(self: Any, model: Any, tokens: Any) -> Any:
-        cache, rest = fetch(self, model, tokens)
-        n_cached[0] = len(tokens) - len(rest)
-        return cache, rest
-
-    def shown(tokens: Any) -> Any:
-        n = n_cached[0]
-        return mx.concatenate([tokens[:n][::-1], tokens[n:]])
-
-    def make_misled(*args: Any) -> Any:
-        return [lambda tokens, logits, f=f: f(shown(tokens), logits) for f in make(*args)]
-
-    LRUPromptCache.fetch_nearest_cache = fetch_and_note
-    server.make_logits_processors = make_misled
 
 
 def answer_in_words() -> None:
@@ -177,26 +146,12 @@ def let_any_number_through() -> None:
     server._check_value = lambda *_, **__: None
 
 
-def keep_placeholders() -> None:
-    """A compiled sampler that raises leaves placeholders in the random state."""
-    let_any_number_through()
-
-    def top_k(logprobs: Any, k: Any) -> Any:
-        if k is True:
-            raise ValueError("k is a bool")
-        return mx.sort(logprobs, axis=-1)
-
-    sample_utils.apply_top_k = mx.compile(top_k, inputs=mx.random.state, outputs=mx.random.state)
-
-
 def stop_without_a_word() -> None:
-    """A stopping server does not wait until its clients are told."""
+    """A stopping server does not tell its clients."""
 
     def stop_and_join(self: Any, timeout: Any = None) -> bool:
-        self._stop = True
-        self._generation_thread.join(timeout)
         time.sleep = lambda _: None
-        return not self._generation_thread.is_alive()
+        return False
 
     server.ResponseGenerator.stop_and_join = stop_and_join
 
@@ -204,8 +159,3 @@ def stop_without_a_word() -> None:
 def stop_at_a_second_signal() -> None:
     """A second signal ends a server before it has saved its memory."""
     server._interrupt = signal.default_int_handler
-
-
-def serve_without_a_model() -> None:
-    """A server whose model cannot be loaded goes on."""
-    server.ResponseGenerator.load_error = property(lambda _: None, lambda *_: None)

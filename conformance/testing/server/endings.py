@@ -4,63 +4,34 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from conformance.testing.server.process import TEXT, Server
-from conformance.testing.server.traffic import CODE, EDITS, Answer, Body, Request, send
+from conformance.testing.server.traffic import CODE, EDITS, Answer, Body, Request, follow, send
 from conformance.testing.texts.workloads import fenced
 
 LENGTH = 60
 NEXT = 12
-
-
-class Case(NamedTuple):
-    model: str
-    ending: str
-    # The number of characters, tokens or events before the end, or the stop word.
-    place: int | str
-    prompt: str
-
-    def __str__(self) -> str:
-        return f"{self.model}-{self.ending}-{self.place}"
-
-
-def _random_text(i: int) -> str:
-    """Texts without common prefixes. All are longer than the sliding window of the model that has one."""
-    letters = string.ascii_letters[i:] + string.ascii_letters[:i]
-    return letters[:20] + letters[3:9] + letters[:7]
-
-
-def _edit(i: int) -> str:
-    return f"<|user|>{i}. {EDITS[i % len(EDITS)]}\n{fenced(CODE)}<|end|><|assistant|>"
-
-
-# For the other models the stop words are found at three places in a row.
-ENDINGS: list[tuple[str, int | str]] = [
-    ("length", 5),
-    ("length", 17),
-    *(("stop", i) for i in (20, 21, 22)),
-    ("gone", 2),
-]
-FIXTURE_ENDINGS: list[tuple[str, int | str]] = [
+Ending = tuple[str, int | str]
+# How answers end, and the number of tokens or pieces before that, or the stop word or its place in the text.
+OF_RANDOM_MODELS: list[Ending] = [("length", 5), ("length", 17), *(("stop", i) for i in (20, 21, 22)), ("gone", 2)]
+OF_THE_FIXTURE: list[Ending] = [
     ("length", 30),
     *(("stop", word) for word in ("rows", "limit", "append")),
     ("gone", 6),
     ("end", 0),
 ]
+ENDINGS = {"fixture": OF_THE_FIXTURE, "gemma3_text": OF_RANDOM_MODELS, "qwen3_next": OF_RANDOM_MODELS}
 
 
-def _cases() -> list[Case]:
-    kinds = [(model, *ending) for model in ("gemma3_text", "qwen3_next") for ending in ENDINGS]
-    kinds += [("fixture", *ending) for ending in FIXTURE_ENDINGS]
-    return [
-        Case(model, ending, place, (_edit if model == "fixture" else _random_text)(i))
-        for i, (model, ending, place) in enumerate(kinds)
-    ]
-
-
-CASES = _cases()
+def _prompt(model: str, i: int) -> str:
+    """No two have a common prefix. All are longer than the sliding window of the model that has one."""
+    if model == "fixture":
+        return f"<|user|>{i}. {EDITS[i % len(EDITS)]}\n{fenced(CODE)}<|end|><|assistant|>"
+    letters = string.ascii_letters[i:] + string.ascii_letters[:i]
+    return letters[:20] + letters[3:9] + letters[:7]
 
 
 def nearly(answer: str, every: int) -> str:
@@ -78,38 +49,33 @@ def _stop_word(answer: str, place: int | str) -> str:
     raise AssertionError(f"nothing new at {place} of {answer!r}")
 
 
-def _ending(case: Case, answer: str) -> tuple[Body, int | None, str | None]:
-    """The end of an answer: fields of the request, the events after which the client leaves, and the finish reason."""
-    if case.ending == "length":
-        return {"max_tokens": case.place}, None, "length"
-    if case.ending == "stop":
-        return {"stop": _stop_word(answer, case.place)}, None, "stop"
-    if case.ending == "gone":
-        return {}, int(case.place), None
-    return {}, None, "stop"
-
-
-def check_the_next_request(server: Server, right: Callable[[Request], Answer], model: Path, case: Case) -> None:
-    """Send a drafted request that ends as the case says. Then send the next request, with and without drafts."""
-    body: Body = {"model": str(model), "prompt": case.prompt, "max_tokens": LENGTH}
-    whole = right(Request(TEXT, body))
-    fields, leave_after, reason = _ending(case, whole.text)
-    draft: Body = {
-        "prediction": {"type": "content", "content": nearly(whole.text, 47 if case.model == "fixture" else 11)},
-        "disable_adaptive_gate": True,
-        "num_draft_tokens": 6,
-    }
-    first = Request(TEXT, body | fields, draft, "EditStrategy", leave_after is not None, leave_after)
-    answer = send(server, first)
-    assert (answer.text, answer.finish_reason) == (right(first).text, reason) or leave_after, f"another text in {case}"
-    if leave_after is not None:
-        # This request is served alone. Its answer shows that the abandoned request has ended.
-        send(server, Request(TEXT, {"model": str(model), "prompt": ".", "max_tokens": 1, "seed": 1}))
-    go_on = Request(TEXT, body | {"prompt": case.prompt + whole.text + "abc", "max_tokens": NEXT}, draft)
-    # A request that was stopped for want of a client leaves nothing, one that ended before that was seen does.
-    kept = leave_after is None
-    for request in (go_on.plain, go_on):
-        next_answer = send(server, request)
-        reused, kept = next_answer.cached_tokens > whole.usage["prompt_tokens"] or not kept, True
-        assert reused, f"nothing reused after {case}"
-        assert next_answer.text == right(request).text, f"another text after {case}"
+def check_the_next_request(server: Server, right: Callable[[Request], Answer], model: str, path: Path) -> None:
+    """Send a drafted request for each ending. Then send the next request, with and without drafts."""
+    for i, (ending, place) in enumerate(ENDINGS[model]):
+        case = f"{model}-{ending}-{place}"
+        body: Body = {"model": str(path), "prompt": _prompt(model, i), "max_tokens": LENGTH}
+        whole = right(Request(TEXT, body))
+        draft: Body = {
+            "prediction": {"type": "content", "content": nearly(whole.text, 47 if model == "fixture" else 11)},
+            "disable_adaptive_gate": True,
+            "num_draft_tokens": 6,
+        }
+        if ending == "gone":
+            with closing(follow(server, TEXT, body | draft)) as pieces:
+                list(islice(pieces, int(place)))
+            # This request is served alone. Its answer shows that the abandoned request has ended.
+            send(server, Request(TEXT, {"model": str(path), "prompt": ".", "max_tokens": 1, "seed": 1}))
+        else:
+            stop = _stop_word(whole.text, place) if ending == "stop" else None
+            fields: Body = {"max_tokens": place} if ending == "length" else {"stop": stop}
+            answer = send(server, first := Request(TEXT, body | fields, draft))
+            reason = "length" if ending == "length" else "stop"
+            assert (answer.text, answer.finish_reason) == (right(first).text, reason), f"another text in {case}"
+        go_on = Request(TEXT, body | {"prompt": f"{body['prompt']}{whole.text}abc", "max_tokens": NEXT}, draft)
+        # A request that was stopped for want of a client leaves nothing, one that ended before that was seen does.
+        kept = ending != "gone"
+        for request in (go_on.plain, go_on):
+            answer = send(server, request)
+            assert answer.cached_tokens > whole.usage["prompt_tokens"] or not kept, f"nothing reused after {case}"
+            assert answer.text == right(request).text, f"another text after {case}"
+            kept = True
