@@ -20,6 +20,8 @@ from conformance.judging import plugin as judging
 from conformance.stages import plugin as stages
 from conformance.testing.device import device
 from conformance.testing.faults.planted import Fault
+from conformance.testing.server.clients import Reference
+from conformance.testing.server.process import FAST, Server, planted, serve
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,6 +82,21 @@ def uncompiled() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
+
+
+@pytest.fixture(scope="session")
+def right() -> Iterator[Reference]:
+    """The right answers to requests, of a server without drafts, other clients and caches."""
+    with serve("--prompt-cache-size", "0", env=FAST) as server:
+        yield Reference(server)
+
+
+@pytest.fixture
+def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server with a planted fault, or with a helper that makes a fault visible."""
+    options: tuple[str, ...] = getattr(request.module, "OPTIONS", ())
+    with serve(*options, env=FAST | planted(request.param, tmp_path)) as server:
+        yield server
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from conformance.testing.faults.batch import (
     show_no_prompt,
     swap_the_statistics,
 )
-from conformance.testing.faults.server import drop_the_options, planted
+from conformance.testing.faults.server import drop_the_options
 from conformance.testing.models.tiny import save
 from conformance.testing.server.clients import (
     EDIT,
@@ -52,7 +52,7 @@ from conformance.testing.server.clients import (
     mixed,
 )
 from conformance.testing.server.endings import nearly
-from conformance.testing.server.process import CHAT, FAST, TEXT, Server, serve
+from conformance.testing.server.process import CHAT, FAST, TEXT, Server, planted, serve
 from conformance.testing.server.traffic import CODE, EDITED, EDITS, PENALTIES, Answer, Body, Request, judge, send
 from conformance.testing.texts.workloads import chat, fenced
 
@@ -62,26 +62,9 @@ OPTIONS = ("--prompt-cache-size", "10", "--prefill-step-size", "32")
 
 
 @pytest.fixture(scope="module")
-def right() -> Iterator[Reference]:
-    with serve("--prompt-cache-size", "0", env=FAST) as server:
-        yield Reference(server)
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serve(*OPTIONS, env=FAST | planted(count_passes, tmp_path_factory.mktemp("start"))) as server:
         yield server
-
-
-@pytest.fixture
-def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server with planted faults, or with helpers that make faults visible."""
-    with serve(*OPTIONS, env=FAST | planted(request.param, tmp_path)) as server:
-        yield server
-
-
-def with_(*plants: Callable[[], None]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("broken", plants, indirect=True, ids=[plant.__name__ for plant in plants])
 
 
 def check_that_nobody_stands_still(server: Server) -> None:
@@ -139,7 +122,7 @@ def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
 
 
 @pytest.mark.planted
-@with_(keep_a_rejected_token, drop_the_options)
+@pytest.mark.parametrize("broken", [keep_a_rejected_token, drop_the_options], indirect=True)
 def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Reference) -> None:
     # Without the gate, so that every request is drafted.
     requests = [r for r in mixed(300) if r.draft.get("disable_adaptive_gate")][:24]
@@ -149,7 +132,7 @@ def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Referen
 
 
 @pytest.mark.planted
-@with_(answer_in_bulk)
+@pytest.mark.parametrize("broken", [answer_in_bulk], indirect=True)
 def test_a_stream_that_stands_still_is_found(broken: Server) -> None:
     load(broken, mixed(20))
     with pytest.raises(AssertionError, match="stood still"):
@@ -224,14 +207,18 @@ def test_each_row_is_as_alone(server: Server, right: Reference, rows: list[Reque
 
 
 @pytest.mark.planted
-@with_(
-    draft_one_by_one,
-    send_what_follows_a_stop_word,
-    forget_parts_of_stop_words,
-    show_no_prompt,
-    show_no_accepted_tokens,
-    lose_a_token_of_a_block,
-    swap_the_statistics,
+@pytest.mark.parametrize(
+    "broken",
+    [
+        draft_one_by_one,
+        send_what_follows_a_stop_word,
+        forget_parts_of_stop_words,
+        show_no_prompt,
+        show_no_accepted_tokens,
+        lose_a_token_of_a_block,
+        swap_the_statistics,
+    ],
+    indirect=True,
 )
 def test_what_a_row_has_of_another_is_found(broken: Server, right: Reference, rows: list[Request]) -> None:
     with pytest.raises((AssertionError, Timeout)):
@@ -282,7 +269,7 @@ def check_bursts(told: list[float]) -> None:
     assert told[-1] >= told[0], f"drafting does not come back: {told}"
 
 
-@with_(price_blocks)
+@pytest.mark.parametrize("broken", [price_blocks], indirect=True)
 def test_drafting_comes_back_after_a_burst(
     broken: Server, right: Reference, record_property: Callable[[str, object], None]
 ) -> None:
@@ -294,7 +281,7 @@ def test_drafting_comes_back_after_a_burst(
 
 
 @pytest.mark.planted
-@with_(never_draft_again)
+@pytest.mark.parametrize("broken", [never_draft_again], indirect=True)
 def test_drafting_that_does_not_come_back_is_found(broken: Server, right: Reference) -> None:
     with pytest.raises(AssertionError):
         check_bursts(bursts(broken, right))
@@ -334,7 +321,7 @@ def test_an_error_fails_what_it_belongs_to(raising: Server, right: Reference, wh
 
 
 @pytest.mark.planted
-@with_(fail_together)
+@pytest.mark.parametrize("broken", [fail_together], indirect=True)
 def test_an_error_that_fails_others_is_found(broken: Server, right: Reference) -> None:
     with pytest.raises(AssertionError):
         check_errors(broken, right, "sampler")

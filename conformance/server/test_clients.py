@@ -9,9 +9,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -24,7 +22,6 @@ from conformance.testing.faults.server import (
     answer_with_all_models,
     ignore_n,
     name_tokens_as_the_vocabulary,
-    planted,
 )
 from conformance.testing.server.clients import EDIT, GATE_OFF, SHORT, Reference
 from conformance.testing.server.process import CHAT, FAST, Server, serve
@@ -33,22 +30,9 @@ from conformance.testing.server.traffic import Request, send
 ASK = Request(CHAT, {"messages": EDIT, "max_tokens": 100})
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serve("--prompt-cache-size", "0", env=FAST) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def right(server: Server) -> Reference:
-    return Reference(server)
-
-
 @pytest.fixture
-def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server with the given planted fault."""
-    with serve(env=FAST | planted(request.param, tmp_path)) as server:
-        yield server
+def server(right: Reference) -> Server:
+    return right.server
 
 
 def openai_of(server: Server) -> openai.OpenAI:

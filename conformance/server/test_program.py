@@ -31,9 +31,8 @@ from conformance.server.program_faults import (
     never_look_at_the_client,
     raise_at_points,
 )
-from conformance.testing.faults.server import planted
 from conformance.testing.server.clients import EDIT, GATE_OFF
-from conformance.testing.server.process import CHAT, FAST, Server, serve
+from conformance.testing.server.process import CHAT, FAST, Server, planted, serve
 from conformance.testing.server.traffic import Body
 
 N = 1000 if os.environ.get("CONFORMANCE_PROFILE") == "full" else 40

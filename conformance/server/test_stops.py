@@ -15,14 +15,13 @@ from conformance.testing.faults.server import (
     SOON,
     load_slowly,
     load_slowly_and_wait,
-    planted,
     prefill_slowly,
     prefill_slowly_and_wait,
     stop_at_a_second_signal,
     stop_without_a_word,
 )
 from conformance.testing.server.clients import EDIT, ENDLESS
-from conformance.testing.server.process import FAST, TEXT, serve
+from conformance.testing.server.process import FAST, TEXT, planted, serve
 
 
 def stop_soon(sig: signal.Signals, slow: Callable[[], None], folder: Path) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,18 +16,8 @@ from mlx_lm.draft.options import DraftOptions
 from mlx_lm.models import llama
 from mlx_lm.models.cache import LRUPromptCache
 
-from conformance import ROOT
-
 # In seconds. A server has to stop sooner, even during work that takes far longer.
 SOON, TOO_LONG = 20.0, 600.0
-
-
-def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
-    """The environment variables of a process that starts with a fault, or with a helper that shows one."""
-    start = folder / "sitecustomize.py"
-    start.write_text(f"from {fault.__module__} import {fault.__name__}\n{fault.__name__}()\n")
-    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(path)}
 
 
 def drop_the_options() -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import requests
 
-from conformance import FIXTURE
+from conformance import FIXTURE, ROOT
 
 CHAT = "/v1/chat/completions"
 # Each compiled function would start a C++ compiler.
@@ -142,6 +142,14 @@ class Server(Client):
         # exists, and the process aborts (mlx 0.32.4, Python 3.11). The server has finished its own work by then.
         if code != 0 and not (code == -signal.SIGABRT and self.log.endswith(ABORT)):
             raise ServerFailed(f"the server stopped with {code}\n{self.log[-TAIL:]}")
+
+
+def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
+    """The environment variables of a process that starts with a fault, or with a helper that shows one."""
+    start = folder / "sitecustomize.py"
+    start.write_text(f"from {fault.__module__} import {fault.__name__}\n{fault.__name__}()\n")
+    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path)}
 
 
 def free_port() -> int:
