@@ -177,6 +177,7 @@ NUMBERS = [
 OTHERS = [True, False, float("nan"), float("inf"), -float("inf"), 1e308, 10**30, -(10**30), "1", [1], {}]
 CONTENTS = [None, 3, "\ud800", [3], [{"type": "text"}]]
 WRONG: dict[str, list[Any]] = {
+    "n": [2, 0],
     "draft_type": ["oracle", 3, ["auto"]],
     "num_draft_tokens": [-1, 10**9, 1.5, "8", [8]],
     "ngram_size": [0, -1, 10**9, 2.0, "3"],

@@ -22,7 +22,7 @@ import requests
 from conformance import FIXTURE
 from conformance.testing.commands.launch import started
 from conformance.testing.models.tiny import as_qwen2
-from conformance.testing.server.process import Client, free_port, serve
+from conformance.testing.server.process import Client, free_ports, serve
 from conformance.testing.texts.prompts import PROMPTS
 
 LIMIT = 120.0
@@ -42,7 +42,7 @@ WAYS: list[dict[str, Any]] = [
 @contextmanager
 def serve_on_ranks(folder: Path, model: Path, *args: str) -> Iterator[Client]:
     """A server on two ranks. The first rank answers."""
-    port = free_port()
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
     with started(command, folder) as ranks:
         client = Client(f"http://127.0.0.1:{port}", LIMIT)

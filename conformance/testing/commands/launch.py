@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -13,18 +12,11 @@ from pathlib import Path
 from typing import IO
 
 from conformance import ROOT
+from conformance.testing.server.process import free_ports
 
 
 class Stuck(Exception):
     """The ranks did not end in time."""
-
-
-def free_ports(n: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager

@@ -113,19 +113,9 @@ def act_as_seed_zero() -> None:
     mx.random.seed = lambda _: seed(0)
 
 
-def name_tokens_as_the_vocabulary() -> None:
-    """A listed token is named as the vocabulary spells it."""
-    server._token_text = lambda tokenizer, token: (tokenizer.convert_ids_to_tokens([token])[0], None)
-
-
 def answer_with_all_models() -> None:
     """A request for one model is answered with the list of all."""
     server.unquote = lambda _: "/v1/models"
-
-
-def ignore_n() -> None:
-    check = server._check_value
-    server._check_value = lambda name, *args, **kwargs: None if name == "n" else check(name, *args, **kwargs)
 
 
 def let_any_number_through() -> None:

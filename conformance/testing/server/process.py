@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,10 +152,10 @@ def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path)}
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+def free_ports(n: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(n)]
+        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def serve(*args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = 
         model: the model to load.
         env: environment variables, added to those of this process.
     """
-    port = free_port()
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
