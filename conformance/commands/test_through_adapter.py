@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,69 +26,60 @@ QUESTION = f"Change `total` to `count`.\n```\n{CODE}\n```"
 PROMPT = f"<|user|>{QUESTION}<|end|><|assistant|>"
 
 
-def run(command: str, options: list[str], typed: str = "") -> tuple[str, int]:
-    """What a command prints, and how many blocks of drafts its model was fed."""
-    line = [sys.executable, "-m", "mlx_lm", command, "--model", FIXTURE, "--max-tokens", str(LENGTH), *options]
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, **environment(Path(folder))}
-        done = subprocess.run(line, env=env, input=typed, capture_output=True, text=True, timeout=TIMEOUT)
-        if done.returncode:
-            said = [text for text in done.stderr.splitlines() if text.strip()]
-            broken(f"it ends with {done.returncode}: {said[-1] if said else 'nothing is said'}", shown(line))
-        return done.stdout, drafted(Path(folder))
-
-
-def shown(line: list[str]) -> str:
+def shown(line: Sequence[str]) -> str:
     return f"HF_HUB_OFFLINE=1 {shlex.join(line)}"
 
 
-@cache
-def generated(*options: str) -> tuple[str, int]:
-    text, blocks = run("generate", ["--prompt", QUESTION, "--temp", "0", *options])
-    parts = text.split("==========")
-    return (parts[1] if len(parts) > 1 else text).strip(), blocks
+def command_line(command: str, options: Sequence[str]) -> list[str]:
+    prompt = ["--prompt", QUESTION] if command == "generate" else []
+    always = ["--model", FIXTURE, "--max-tokens", str(LENGTH), "--temp", "0"]
+    return [sys.executable, "-m", "mlx_lm", command, *always, *prompt, *options]
 
 
-def generate(options: list[str]) -> None:
-    text, blocks = generated(*options)
-    line = shown([sys.executable, "-m", "mlx_lm", "generate", "--model", FIXTURE, "--prompt", QUESTION, *options])
-    if text != generated()[0]:
-        broken("another text than without the options", line)
-    if not blocks:
-        broken(f"{' '.join(options)} is taken and does nothing: no block of drafts is fed", line)
-
-
-def chat(options: list[str]) -> None:
+def printed(command: str, options: Sequence[str], env: dict[str, str]) -> str:
+    """What a command prints as its answer."""
+    line, question = command_line(command, options), QUESTION.replace("\n", " ")
     # The second answer is the first one again, whatever the first one was.
-    question = QUESTION.replace("\n", " ")
-    said = f"{question}\n{question}\nq\n"
-    _, blocks = run("chat", ["--temp", "0", *options], said)
-    if not blocks:
-        broken(f"{' '.join(options)} is taken and does nothing: no block of drafts is fed")
+    typed = f"{question}\n{question}\nq\n" if command == "chat" else ""
+    done = subprocess.run(line, env=os.environ | env, input=typed, capture_output=True, text=True, timeout=TIMEOUT)
+    if done.returncode:
+        said = [text for text in done.stderr.splitlines() if text.strip()]
+        broken(f"it ends with {done.returncode}: {said[-1] if said else 'nothing is said'}", shown(line))
+    parts = done.stdout.split("==========")
+    return (parts[1] if len(parts) > 1 else done.stdout).strip()
+
+
+def answered(options: Sequence[str], fields: dict[str, Any], env: dict[str, str]) -> str:
+    """The answer of a server to one request."""
+    try:
+        with serve(*options, env=env) as server:
+            body = {"model": FIXTURE, "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, **fields}
+            answer = server.post(body, TEXT)
+    except ServerFailed as error:
+        broken(f"the server fails: {str(error).strip().splitlines()[-1]}")
+    if answer.status_code != 200:
+        broken(f"the server answers {answer.status_code}: {answer.text[:200]}")
+    return str(answer.json()["choices"][0]["text"])
 
 
 @cache
-def served(*options: str, **fields: Any) -> tuple[str, int]:
-    """The answer of a server to one request."""
+def told(command: str, *options: str, **fields: Any) -> tuple[str, int]:
+    """An answer, and how many blocks of drafts the model was fed for it."""
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            with serve(*options, env=environment(Path(folder))) as server:
-                body = {"model": FIXTURE, "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, **fields}
-                answer = server.post(body, TEXT)
-        except ServerFailed as error:
-            broken(f"the server fails: {str(error).strip().splitlines()[-1]}")
-        if answer.status_code != 200:
-            broken(f"the server answers {answer.status_code}: {answer.text[:200]}")
-        return answer.json()["choices"][0]["text"], drafted(Path(folder))
+        env = environment(Path(folder))
+        text = answered(options, fields, env) if command == "server" else printed(command, options, env)
+        return text, drafted(Path(folder))
 
 
-def server(options: list[str], **fields: Any) -> None:
-    text, blocks = served(*options, **fields)
+def check(command: str, options: Sequence[str], **fields: Any) -> None:
+    text, blocks = told(command, *options, **fields)
     what = " ".join(options) or str(fields)
-    if text != served()[0]:
-        broken(f"another text than without {what}")
+    line = "" if command == "server" else shown(command_line(command, options))
+    # What a chat prints has times.
+    if command != "chat" and text != told(command)[0]:
+        broken(f"another text than without {what}", line)
     if not blocks:
-        broken(f"{what} is taken and does nothing: no block of drafts is fed")
+        broken(f"{what} is taken and does nothing: no block of drafts is fed", line)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +92,7 @@ def test_options(command: str, adapter: Adapters) -> None:
     options, name = adapter.commands.get(command), command.split(",")[0]
     if not options:
         not_offered(f"the adapter has nothing that turns drafting on in {command}")
-    {"generate": generate, "chat": chat, "server": server}[name](options)
+    check(name, options)
 
 
 @pytest.mark.contract("server")
@@ -109,4 +100,4 @@ def test_request(adapter: Adapters) -> None:
     """With the fields a server feeds blocks, and the text is the same."""
     if not adapter.request:
         not_offered("the adapter has nothing that turns drafting on in a request")
-    server([], **adapter.request)
+    check("server", [], **adapter.request)

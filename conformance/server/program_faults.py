@@ -12,7 +12,11 @@ from mlx_lm.models.cache import LRUPromptCache
 from conformance.testing.faults import server as faults
 
 # A request whose prompt has one of these words raises there.
-POINTS = ("fetches", "joins", "stores")
+POINTS = {
+    "fetches": (LRUPromptCache, "fetch_nearest_cache"),
+    "joins": (server.BatchGenerator, "insert_segments"),
+    "stores": (LRUPromptCache, "insert_cache"),
+}
 RESTING = "at rest with"
 
 
@@ -20,28 +24,20 @@ def raise_at_points() -> None:
     """Not a fault: a request that names a point raises there. The log says what an idle server holds."""
     generator, held = server.ResponseGenerator, [0]
     tokenizer: list[Any] = []
-    fetch, wait, tokenize = LRUPromptCache.fetch_nearest_cache, generator._next_request, generator._tokenize
-    join, insert = server.BatchGenerator.insert_segments, LRUPromptCache.insert_cache
+    wait, tokenize = generator._next_request, generator._tokenize
 
-    def check(point: str, tokens: Any) -> None:
-        if point in tokenizer[0].decode([t for t in tokens if t is not None and t >= 0]):
-            raise ZeroDivisionError(f"the point {point} raises")
+    def raising(point: str, function: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            tokens = args[1] if args else sum(kwargs["segments"][0], kwargs["all_tokens"][0])
+            if point in tokenizer[0].decode([t for t in tokens if t is not None and t >= 0]):
+                raise ZeroDivisionError(f"the point {point} raises")
+            return function(self, *args, **kwargs)
+
+        return call
 
     def tokenize_and_note(self: Any, used: Any, *args: Any) -> Any:
         tokenizer[:] = [used]
         return tokenize(self, used, *args)
-
-    def fetch_or_raise(self: Any, model: Any, tokens: Any) -> Any:
-        check("fetches", tokens)
-        return fetch(self, model, tokens)
-
-    def join_or_raise(self: Any, segments: Any, **kwargs: Any) -> Any:
-        check("joins", sum(segments[0], kwargs["all_tokens"][0]))
-        return join(self, segments, **kwargs)
-
-    def insert_or_raise(self: Any, model: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
-        check("stores", tokens)
-        return insert(self, model, tokens, *args, **kwargs)
 
     def wait_and_tell(self: Any, timeout: Any = None) -> Any:
         request = wait(self, timeout)
@@ -52,8 +48,8 @@ def raise_at_points() -> None:
         return request
 
     generator._tokenize, generator._next_request = tokenize_and_note, wait_and_tell
-    LRUPromptCache.fetch_nearest_cache = fetch_or_raise
-    server.BatchGenerator.insert_segments, LRUPromptCache.insert_cache = join_or_raise, insert_or_raise
+    for point, (owner, name) in POINTS.items():
+        setattr(owner, name, raising(point, getattr(owner, name)))
 
 
 def die_where_a_request_joins() -> None:

@@ -64,7 +64,7 @@ class Call:
 def draw(rng: random.Random) -> Call:
     end = rng.choice(["reads", "reads", "sends no more", "closes", "resets"])
     leaves = end in ("closes", "resets")
-    point = rng.choice(POINTS) if rng.random() < 0.3 else ""
+    point = rng.choice(list(POINTS)) if rng.random() < 0.3 else ""
     system = {"role": "system", "content": f"{point} {rng.randrange(4)} " + "abc " * rng.choice([1, 20])}
     body: Body = {"messages": [system, *EDIT], "max_tokens": FOREVER if leaves else rng.choice([1, LENGTH])}
     body |= rng.choice([{}, {}, {"seed": 1}, GATE_OFF, {"temperature": 1}])

@@ -18,7 +18,6 @@ GATE_OFF: Body = {"draft_type": "suffix", "disable_adaptive_gate": True}
 SLOWLY: Body = GATE_OFF | {"num_draft_tokens": 1}
 # Forbids the end tokens of the fixture.
 ENDLESS: Body = {"max_tokens": 300, "logit_bias": {"0": -100, "4": -100}}
-LONG = Request(CHAT, {"messages": EDIT, **ENDLESS})
 SHORT = Request(CHAT, {"messages": chat("Quote."), "max_tokens": 4})
 
 
