@@ -66,13 +66,10 @@ def counters(server: Server) -> dict[str, int]:
     """The counters of /metrics, which has the format of Prometheus."""
     page = requests.get(f"{server.url}/metrics", timeout=server.timeout)
     assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    found: dict[str, int] = {}
-    for about, kind, value in zip(*[iter(page.text.splitlines())] * 3, strict=True):
-        name = value.split()[0]
-        assert re.fullmatch(rf"# HELP {name} \S.*", about)
-        assert (kind, name.startswith("mlx_lm_")) == (f"# TYPE {name} counter", True)
-        found[name.removeprefix("mlx_lm_").removesuffix("_total")] = int(value.split()[1])
-    return found
+    counter = r"^# HELP mlx_lm_(\w+)_total \S.*\n# TYPE mlx_lm_\1_total counter\nmlx_lm_\1_total (\d+)$"
+    found = re.findall(counter, page.text, re.MULTILINE)
+    assert 3 * len(found) == len(page.text.splitlines()), page.text
+    return {name: int(value) for name, value in found}
 
 
 def test_what_the_server_counts(right: Reference) -> None:

@@ -16,8 +16,8 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import requests
@@ -44,21 +44,17 @@ FOREVER, LEFT = 20_000, 4000
 GROWTH = 4_000_000
 
 
-@dataclass(frozen=True)
-class Call:
-    """A request, and what its client does: it reads, sends no more, or closes or resets the connection.
-
-    Args:
-        body: the fields.
-        end: what the client does.
-        after: the number of bytes that it reads before it leaves.
-        fails: whether the request is one that raises.
-    """
+class Call(NamedTuple):
+    """A request, and what its client does: it reads, sends no more, or closes or resets the connection."""
 
     body: Body
     end: str
-    after: int
-    fails: bool
+    after: int  # the bytes that it reads before it leaves
+    fails: bool  # whether the request is one that raises
+
+
+# An image that cannot be read: nobody listens at the port of its address.
+IMAGE: Body = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}]}
 
 
 def draw(rng: random.Random) -> Call:
@@ -70,15 +66,10 @@ def draw(rng: random.Random) -> Call:
     body |= rng.choice([{}, {}, {"seed": 1}, GATE_OFF, {"temperature": 1}])
     body |= {"stream": rng.random() < 0.5, "logit_bias": {"0": -100, "4": -100}}
     refused = rng.random() < 0.1
-    # An image cannot be read: its address is that of a port that nobody listens at.
-    wrong: Body = rng.choice([{"top_k": True}, {"messages": [_image()]}])
+    wrong: Body = rng.choice([{"top_k": True}, {"messages": [IMAGE]}])
     # A request without a batch does not join one, and a prompt that cannot be stored has its response.
     raises = point == "fetches" or (point == "joins" and "seed" not in body)
     return Call(body | wrong if refused else body, end, rng.choice([0, 0, 1, 500, 2000]), raises or refused)
-
-
-def _image() -> Body:
-    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}]}
 
 
 def send(server: Server, call: Call) -> bytes:
