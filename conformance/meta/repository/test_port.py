@@ -49,6 +49,8 @@ def test_a_clone_that_is_the_release_is_clean(clone: Clone, source: Path) -> Non
     assert "All patches apply" in done.stdout
     assert (checkout / "mlx_lm" / "draft" / "loop.py").exists()
     assert git(source, "status", "--porcelain") == ""
+    git(source, "fetch", "--quiet", str(checkout), "prompt-lookup:mine")
+    assert len(git(source, "log", "--oneline", "HEAD..mine").splitlines()) == len(clone.patches())
     assert "not a git clone" in clone.refused("port.sh", "--source", str(source.parent))
 
 
