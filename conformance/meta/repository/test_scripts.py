@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -33,31 +32,6 @@ def test_round_trip_is_byte_for_byte(clone: Clone) -> None:
     assert clone.run("export.sh").returncode == 0
     assert clone.patches() == before
     assert clone.run("export.sh", "--check").returncode == 0
-
-
-def pythons() -> dict[tuple[int, ...], Path]:
-    """Every supported Python on this machine, by version: on the path, and below the folder of pyenv."""
-    folders = [Path(folder) for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)]
-    folders += [Path(sys.executable).parent, *Path.home().glob(".pyenv/versions/*/bin")]
-    found: dict[tuple[int, ...], Path] = {}
-    for path in (path for folder in folders for path in sorted(folder.glob("python3*"))):
-        if re.fullmatch(r"python3(\.\d+)?", path.name):
-            done = subprocess.run([path, "--version"], capture_output=True, text=True)
-            if version := re.fullmatch(r"Python (\d+)\.(\d+)\.(\d+)\s*", done.stdout):
-                found.setdefault(tuple(map(int, version.groups())), path)
-    return {version: path for version, path in found.items() if version >= (3, 11)}
-
-
-@pytest.mark.parametrize("which", [min, max])
-def test_the_oldest_and_the_newest_python_at_hand(
-    clone: Clone, which: Callable[[Iterable[tuple[int, ...]]], tuple[int, ...]]
-) -> None:
-    at_hand = pythons()
-    python = {"PYTHON": str(at_hand[which(at_hand)]), "PYTHONWARNINGS": "error::DeprecationWarning"}
-    for command in (("apply.sh", "--no-install"), ("export.sh", "--check"), ("port.sh", RELEASE)):
-        done = clone.run(*command, **python)
-        assert (done.returncode, done.stderr) == (0, ""), (python, command)
-    assert {line[:6] for line in clone.git("ls-files", "--stage").splitlines()} <= {"100644", "100755"}
 
 
 def tox_commands(clone: Clone, environments: str) -> list[list[str]]:
