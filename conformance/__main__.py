@@ -3,7 +3,6 @@
 check   is it decoded exactly with drafting on, and if not, is it a fault or a near tie?
 probe   which blocks of tokens are computed as single tokens are, how far off are the others, and what do they cost?
 report  both, batches and six short workloads, in a file: scripts/report.sh --model MODEL
-merge   put such files into the table of docs/benchmarks.md: scripts/report.sh --merge FILE ...
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance import missing
-from conformance.check import machines
 from conformance.check.prompts import Unusable, from_file
 from conformance.smollm2 import NotMade, path_of
 from conformance.testing.arguments import at_least_one, margin
@@ -83,9 +81,6 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     probe.add_argument("--quick", action="store_true", help="fewer lengths and repeats")
     report.add_argument("--out", type=folder, default=Path(), metavar="FOLDER", help="for the files, default: here")
     report.add_argument("--minutes", type=float, default=10, help="begin no part after this time, default %(default)s")
-    merge = commands.add_parser("merge", help="put reports into the table", description=machines.__doc__)
-    merge.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    merge.add_argument("--docs", type=folder, default=machines.DOCS, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -116,8 +111,6 @@ def load(model: str) -> tuple[Any, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     args = parsed(arguments)
-    if args.command == "merge":
-        return machines.merge(args)
     try:
         import mlx.core as mx
     except ImportError as error:

@@ -2,13 +2,13 @@
 set -euo pipefail
 usage() {
   cat <<'EOF'
-usage: scripts/report.sh --model MODEL [--out FOLDER] [--device cpu|gpu] [--minutes N] | --merge FILE... | -h
+usage: scripts/report.sh --model MODEL [--out FOLDER] [--device cpu|gpu] [--minutes N] | -h
 
 Report how this machine decodes a model, in about ten minutes: the chip and the versions, whether drafting is exact, the
 cost of blocks of tokens by length and by batch, plain tokens a second, and the speed of six short workloads.
 
-  scripts/report.sh --model REPO_OR_DIR    report-MODEL-CHIP.json, and the same as a page in report-MODEL-CHIP.md
-  scripts/report.sh --merge report-*.json  put reports, also of other machines, into the table of docs/benchmarks.md
+It writes report-MODEL-CHIP.json, and the same as a page in report-MODEL-CHIP.md, whose last line fits the table of
+docs/benchmarks.md.
 
 It runs in .venv, and scripts/apply.sh makes that if it is missing. PYTHON can name another Python that has the wheel of
 the series. The report names the model and the chip. It holds no name of the machine and no path.
@@ -21,14 +21,8 @@ esac
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname -- "$here")
-command=report
-if [ "$1" = --merge ]; then
-  command=merge
-  shift
-  # shellcheck source=scripts/python.sh
-  . "$here/python.sh"
-elif [ -z "${PYTHON-}" ]; then
+if [ -z "${PYTHON-}" ]; then
   PYTHON=$root/.venv/bin/python
   [ -x "$PYTHON" ] || "$here/apply.sh"
 fi
-PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$PYTHON" -m conformance "$command" "$@"
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$PYTHON" -m conformance report "$@"

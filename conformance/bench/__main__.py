@@ -1,97 +1,119 @@
-"""Make every number, table and picture of docs/benchmarks.md that times the fixture: scripts/bench.sh
+"""Make the tables of docs/benchmarks.md and docs/use.md that time the fixture, and the picture: scripts/bench.sh
 
-scripts/bench.sh                                    # everything, at most 90 minutes on two cores
-scripts/bench.sh --quick                            # at most 3 minutes: shows that it works, checks no times
-scripts/bench.sh --model mlx-community/Qwen3-4B-4bit    # measure another model, keep the results of others
-scripts/bench.sh --merge FOLDER ...                 # add results of other machines to the tables
-scripts/bench.sh --render                           # measure nothing; write the tables and pictures again
+scripts/bench.sh                     # everything, at most 90 minutes on two cores
+scripts/bench.sh --quick             # at most 3 minutes: shows that it works, checks no times
+scripts/bench.sh --stages serving    # one of: blocks, workloads, serving
+scripts/bench.sh --render            # measure nothing; write the tables and the picture again
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
+import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
+import pandas as pd
+
 from conformance import ROOT
-from conformance.bench import models, pictures, results, tables
-from conformance.bench.plan import FULL, LEAST_REPEATS, QUICK, Plan, Progress
-from conformance.bench.stages import stages_of
-from conformance.testing.arguments import margin, parser
+from conformance.bench import models, pictures, serving, tables, tasks
+from conformance.bench.cells import LEAST_REPEATS, Ready, Row, compared
+from conformance.bench.costs import block_seconds
+from conformance.bench.models import Subject
+from conformance.bench.plan import FULL, QUICK, Plan, Progress
+from conformance.testing.arguments import parser
+from conformance.testing.device import device
+from conformance.testing.tables import number
 
 OUT = (ROOT / "docs" / "benchmarks").resolve()
-# The longest answers of another model. The fixture's are shorter.
-TOKENS = 128
+PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")
 
 
-def parsed() -> argparse.Namespace:
-    options = parser(__doc__, "bench.sh")
-    add = options.add_argument
-    add("--quick", action="store_true", help="small settings; writes to a temporary directory")
-    add("--model", help="another model: a directory or a Hugging Face repo")
-    add("--draft-model", help="a draft model for --model")
-    add("--draft-margin", type=margin, default=0.0, help="for --model: a number or 'auto', see docs/contracts.md")
-    add("--stages", nargs="+", metavar="NAME", help="run only these stages")
-    add("--repeats", type=int, help="repetitions of each run (default: 5 in a full run)")
-    add("--merge", nargs="+", type=Path, default=[], metavar="FOLDER", help="add the results of other runs")
-    add("--render", action="store_true", help="measure nothing; write the tables and pictures again")
-    add("--out", type=Path, default=OUT, help="the folder of the results and a copy of the tables")
-    args = options.parse_args()
-    if args.repeats is not None and args.repeats < LEAST_REPEATS:
-        options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
-    for folder in args.merge:
-        if not any(folder.glob("*.csv")):
-            options.error(f"--merge: there are no results in {folder}")
-    return args
+def blocks(subject: Subject, plan: Plan) -> Iterator[Row]:
+    """The cost of blocks, in passes of one token: after each context, and in other number types after the first."""
+    for weights in (subject.weights, "fp16", "fp32"):
+        one = subject if weights == subject.weights else models.larger(plan.hidden, weights)
+        for context in plan.block_contexts if one is subject else plan.block_contexts[:1]:
+            cache = one.prefilled([i * 7 % one.tokenizer.vocab_size for i in range(context)])
+            seconds = block_seconds(one.model, cache, plan.lengths, plan.repeats)
+            costs = {f"block of {length}": value / seconds[1] for length, value in seconds.items()}
+            memory = {"MiB of cache": sum(c.nbytes for c in cache) / 2**20}
+            yield {"weights": weights, "context": context, "ms a token": 1e3 * seconds[1], **costs, **memory}
 
 
-def planned(args: argparse.Namespace) -> Plan:
-    plan = QUICK if args.quick else FULL
-    if args.model is not None and not args.quick:
-        plan = replace(plan, tokens=TOKENS)
-    return plan if args.repeats is None else replace(plan, repeats=args.repeats)
+def workloads(subject: Subject, plan: Plan) -> Iterator[Row]:
+    """The default drafts on every prompt."""
+    every = (
+        tasks.singles(plan.workloads, plan.prompts),
+        tasks.edits(plan.turns),
+        tasks.in_context(subject, plan.contexts),
+    )
+    for task in itertools.chain(*every):
+        prompt, text = task.encoded(subject)
+        repeats = plan.repeats * (plan.prose_factor if task.workload == "prose" else 1)
+        (row,) = compared(Ready(subject, prompt, plan.tokens, text=text), ["auto"], repeats)
+        yield task.labels() | {"prompt_tokens": len(prompt)} | row
 
 
-def measure(args: argparse.Namespace, out: Path, progress: Progress) -> bool:
+def servings(subject: Subject, plan: Plan) -> Iterator[Row]:
+    return serving.measure(subject, plan.clients, plan.tokens, plan.repeats)
+
+
+STAGES = {"blocks": blocks, "workloads": workloads, "serving": servings}
+
+
+def about(subject: Subject, plan: Plan) -> Row:
+    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    shown = ", ".join(f"{name} {value}" for name, value in versions.items())
+    sizes = {"prompts": plan.prompts, "repetitions": plan.repeats, "tokens": plan.tokens}
+    return {"device": device(), "model": subject.name, "versions": shown, **sizes}
+
+
+def measure(names: list[str], plan: Plan, out: Path, progress: Progress) -> bool:
     """Run the stages. Each writes its file when it is done. Returns whether all cells have parity."""
-    plan = planned(args)
-    if args.model is None:
-        subject = models.larger(plan.hidden)
-    else:
-        subject = models.other(args.model, args.draft_model, args.draft_margin)
-    todo, equal = stages_of(subject, plan, progress), True
-    if unknown := set(args.stages or ()) - set(todo):
-        sys.exit(f"error: no stage {', '.join(sorted(unknown))}; there are {', '.join(todo)}")
-    results.add(out, "subjects", results.measured([{"model": subject.name} | results.about(plan)]))
-    for name in args.stages or todo:
-        progress(f"--- {name}")
-        found = results.measured(list(todo[name]()))
-        results.add(out, name, found)
-        equal = equal and ("parity" not in found or bool(found.parity.all()))
-    progress("--- done")
+    subject, equal = models.larger(plan.hidden), True
+    pd.DataFrame([about(subject, plan)]).to_csv(out / "subjects.csv", index=False)
+    for name in names:
+        rows = []
+        for row in STAGES[name](subject, plan):
+            rows.append(row)
+            progress(f"{name}: {', '.join(f'{key} {number(value)}' for key, value in row.items())}")
+            equal = equal and row.get("parity", True)
+        pd.DataFrame(rows).to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
     return equal
 
 
 def main() -> int:
-    args, progress, equal = parsed(), Progress(), True
-    documents = list(tables.DOCUMENTS)
+    options = parser(__doc__, "bench.sh")
+    options.add_argument("--quick", action="store_true", help="small settings; writes to a temporary directory")
+    options.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME")
+    options.add_argument("--repeats", type=int, help="repetitions of each run (default: 5 in a full run)")
+    options.add_argument(
+        "--render", action="store_true", help="measure nothing; write the tables and the picture again"
+    )
+    options.add_argument("--out", type=Path, default=OUT, help="the folder of the results and a copy of the tables")
+    args = options.parse_args()
+    if args.repeats is not None and args.repeats < LEAST_REPEATS:
+        options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
+    plan = QUICK if args.quick else FULL
+    plan, progress, equal = replace(plan, repeats=args.repeats or plan.repeats), Progress(), True
     out: Path = Path(tempfile.mkdtemp(prefix="bench-")) if args.quick else args.out
     out.mkdir(parents=True, exist_ok=True)
+    if not args.render:
+        equal = measure(args.stages, plan, out, progress)
+    results, documents = tables.load(out), list(tables.DOCUMENTS)
     if out.resolve() != OUT:
         # Results in another folder have their tables there too.
         documents = [Path(shutil.copy(path, out)) for path in documents]
-    for folder in args.merge:
-        for stage, rows in results.load(folder).items():
-            results.add(out, stage, rows)
-    if not (args.render or args.merge):
-        equal = measure(args, out, progress)
-    found = results.load(out)
-    tables.write(documents, found)
-    for path in (*documents, *pictures.draw(found, out)):
-        progress(f"wrote {path}")
+    for path in documents:
+        path.write_text(tables.filled(path.read_text(), results))
+    pictures.draw(results, out)
+    progress(f"wrote the tables and the picture, and the results in {out}")
     return int(not equal)
 
 

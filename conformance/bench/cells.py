@@ -1,6 +1,6 @@
-"""Measure one cell: a task, decoded plain and with some strategies side by side.
+"""Measure one cell: a prompt, decoded plain and with some draft types side by side.
 
-A repetition has a plain run and a run with each strategy. They take turns of ten tokens, so a slow second of the
+A repetition has a plain run and a run with each draft type. They take turns of ten tokens, so a slow second of the
 machine slows all of them. One measurement is the ratio of a plain run to the drafted run beside it. The prompt is
 processed once before, and every run starts from a copy of its cache. The clock of a run counts only its own turns, from
 the last token of the prompt to the last token of the answer.
@@ -10,27 +10,26 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft import DraftStats
+from mlx_lm.draft import DraftOptions, DraftStats
 from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.bench.models import Cache, Subject, copied
-from conformance.bench.plan import LEAST_REPEATS, Plan
-from conformance.bench.strategies import Recorded, Strategy
-from conformance.bench.tasks import Dictated, Task
+from conformance.bench.tasks import Dictated
 from conformance.testing.texts.loops import loops
 
 Row = dict[str, Any]
 # Tokens in a turn: far fewer than in a run, but enough that the start and the end of a turn cost little of it.
 TURN = 10
 SEED = 7
+# Parity and the spread need this many runs of either kind.
+LEAST_REPEATS = 3
 
 
 @dataclass
@@ -38,8 +37,6 @@ class TimedRun:
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     stats: DraftStats | None = None
-    # The lengths of the blocks that had a draft.
-    blocks: list[int] = field(default_factory=list)
 
     @property
     def tps(self) -> float:
@@ -52,7 +49,9 @@ class Ready:
 
     subject: Subject
     prompt: list[int]
-    plan: Plan
+    # The longest answer.
+    tokens: int
+    temperature: float = 0.0
     # What the answer is, with the prompt, if it is given.
     text: list[int] = field(default_factory=list)
 
@@ -63,33 +62,24 @@ class Ready:
     def plain(self) -> Decoding:
         return Decoding(self, generate_step, TimedRun())
 
-    def drafted(self, strategy: Strategy, record: bool = False) -> Decoding:
-        drafter = strategy.make(self.prompt[:-2])
-        drafter = Recorded(drafter) if record else drafter
-        run = TimedRun(stats=DraftStats(), blocks=drafter.blocks if record else [])
-        return Decoding(
-            self,
-            speculative_generate_step,
-            run,
-            draft_strategy=drafter,
-            draft_costs=self.subject.costs,
-            draft_margin=self.subject.margin,
-            eos_token_ids=self.subject.eos,
-            stats=run.stats,
-            **strategy.loop,
-        )
+    def drafted(self, draft_type: str) -> Decoding:
+        drafter = DraftOptions(draft_type).make_strategy(self.subject.model)
+        drafter.observe(self.prompt[:-2])
+        run = TimedRun(stats=DraftStats())
+        options = {"draft_costs": self.subject.costs, "eos_token_ids": self.subject.eos, "stats": run.stats}
+        return Decoding(self, speculative_generate_step, run, draft_strategy=drafter, **options)
 
 
 class Decoding:
     """A run that is in progress."""
 
     def __init__(self, ready: Ready, step: Any, run: TimedRun, **options: Any) -> None:
-        self.run, self.eos, self.most = run, ready.subject.eos, ready.plan.tokens
+        self.run, self.eos, self.most = run, ready.subject.eos, ready.tokens
         options |= {"prompt_cache": copied(ready.cache), "prompt_progress_callback": self._progress}
         self.n = TURN
-        if ready.plan.temperature:
+        if ready.temperature:
             # Runs that sample share one source of random numbers, so each is decoded whole.
-            options["sampler"], self.n = make_sampler(ready.plan.temperature), self.most
+            options["sampler"], self.n = make_sampler(ready.temperature), self.most
         self.steps = step(mx.array(ready.prompt[-2:]), ready.model, max_tokens=self.most, **options)
         self.ended = False
 
@@ -127,23 +117,12 @@ def in_turns(decodings: Sequence[Decoding]) -> list[TimedRun]:
     return [decoding.run for decoding in decodings]
 
 
-def measure(subject: Subject, task: Task, strategies: Sequence[Strategy], plan: Plan) -> Iterator[Row]:
-    """A row for each strategy."""
-    prompt, text = task.tokens(subject)
-    ready = Ready(subject, prompt, plan, text)
-    repeats = plan.repeats * (plan.fine_factor if task.workload in plan.fine else 1)
-    for strategy, row in zip(strategies, compared(ready, strategies, repeats), strict=True):
-        yield subject.labels() | task.labels() | {"strategy": strategy.name, "prompt_tokens": len(prompt)} | row
-
-
-def compared(ready: Ready, strategies: Sequence[Strategy], repeats: int) -> Iterator[Row]:
-    """What each strategy does on one prompt, without its labels."""
-    # The first round warms up, and records the blocks.
-    _, *traces = in_turns([ready.plain(), *(ready.drafted(strategy, record=True) for strategy in strategies)])
-    runs = [in_turns([ready.plain(), *map(ready.drafted, strategies)]) for _ in range(repeats)]
-    plain, *drafted = zip(*runs, strict=True)
-    for trace, each in zip(traces, drafted, strict=True):
-        yield row(plain, each, trace)
+def compared(ready: Ready, draft_types: Sequence[str], repeats: int) -> Iterator[Row]:
+    """What each draft type does on one prompt: a row for each."""
+    rounds = [in_turns([ready.plain(), *map(ready.drafted, draft_types)]) for _ in range(repeats + 1)]
+    # The first round warms up.
+    plain, *drafted = zip(*rounds[1:], strict=True)
+    yield from (row(plain, each) for each in drafted)
 
 
 def parity(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> bool:
@@ -152,26 +131,23 @@ def parity(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> bool:
     return min(len(plain), len(drafted)) >= LEAST_REPEATS and all(tokens == runs[0] for tokens in runs)
 
 
-def row(plain: Sequence[TimedRun], drafted: Sequence[TimedRun], trace: TimedRun) -> Row:
+def row(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> Row:
     """No parity means no speed."""
-    stats = trace.stats
+    stats = drafted[-1].stats
     assert stats is not None
-    equal, n_out = parity(plain, drafted), stats.forwards + stats.accepted
-    ratios = [a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)]
-    blocks = Counter(trace.blocks)
-    blocks[1] += stats.forwards - len(trace.blocks)
+    n_out = stats.forwards + stats.accepted
     return {
-        "parity": equal,
-        "tokens": len(trace.tokens),
-        "loop": loops(trace.tokens),
-        # A pass that decides a near tie brings no token of its own.
-        "decoded": n_out - stats.near_ties,
+        "tokens": len(drafted[-1].tokens),
+        "loop": loops(drafted[-1].tokens),
         "tokens_per_forward": n_out / stats.forwards,
         "fed_per_token": (stats.forwards + stats.drafted) / n_out,
         "acceptance": stats.accepted / stats.drafted if stats.drafted else None,
-        "blocks": " ".join(f"{length}:{n}" for length, n in sorted(blocks.items()) if n),
         "plain_tps": statistics.median(run.tps for run in plain),
-        "speed": statistics.median(ratios) if equal else None,
-        "low": min(ratios) if equal else None,
-        "high": max(ratios) if equal else None,
+        **spread([a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)], parity(plain, drafted)),
     }
+
+
+def spread(ratios: Sequence[float], equal: bool) -> Row:
+    """The speed of pairs of runs, which only runs with parity have."""
+    found = (statistics.median(ratios), min(ratios), max(ratios)) if equal else (None,) * 3
+    return {"parity": equal} | dict(zip(("speed", "low", "high"), found, strict=True))

@@ -1,4 +1,4 @@
-"""The models to measure: the fixture, a wider form of it, or any other model."""
+"""The models to measure: a wider form of the fixture, or any other model."""
 
 from __future__ import annotations
 
@@ -27,16 +27,12 @@ Cache = list[Any]
 
 @dataclass
 class Subject:
-    """A model to measure, with the labels that every row of it carries."""
+    """A model to measure."""
 
     name: str
     weights: str
     model: Any
     tokenizer: Any
-    # A draft model by its name.
-    draft: tuple[str, Any] | None = None
-    fixture: bool = True
-    margin: float | str = 0.0
 
     @property
     def eos(self) -> set[int]:
@@ -47,23 +43,16 @@ class Subject:
         """The costs of blocks that the planner uses. All runs share them, also if they wrap the model."""
         return block_costs(self.model)
 
-    def labels(self) -> dict[str, Any]:
-        return {"model": self.name, "weights": self.weights}
-
     def encode(self, messages: list[dict[str, str]], answered: bool = False) -> list[int]:
         ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=not answered)
         return ids
 
     def prefilled(self, tokens: list[int]) -> Cache:
         cache: Cache = make_prompt_cache(self.model)
-        fill(self.model, tokens, cache)
+        for start in range(0, len(tokens), CHUNK):
+            self.model(mx.array(tokens[start : start + CHUNK])[None], cache=cache)
+            mx.eval([c.state for c in cache])
         return cache
-
-
-def fill(model: Any, tokens: list[int], cache: Cache) -> None:
-    for start in range(0, len(tokens), CHUNK):
-        model(mx.array(tokens[start : start + CHUNK])[None], cache=cache)
-        mx.eval([c.state for c in cache])
 
 
 def copied(cache: Cache) -> Cache:
@@ -93,26 +82,17 @@ def widened(hidden: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def shipped(weights: str = "bf16") -> Subject:
-    model, tokenizer = load(str(FIXTURE))
-    model.set_dtype(DTYPES[weights])
-    mx.eval(model.parameters())
-    return Subject("fixture", weights, model, tokenizer)
-
-
 def larger(hidden: int, weights: str = "bf16") -> Subject:
-    """The fixture with a wider MLP. It computes the same bit for bit, so the fixture can draft for it."""
+    """The fixture with a wider MLP. It computes the same bit for bit."""
     model, tokenizer = widened(hidden, DTYPES[weights])
     count = sum(value.size for _, value in tree_flatten(model.parameters())) / 1e6
-    draft = ("the fixture", shipped(weights).model)
-    return Subject(f"widened fixture, {count:.0f} M", weights, model, tokenizer, draft)
+    return Subject(f"widened fixture, {count:.0f} M", weights, model, tokenizer)
 
 
-def other(name: str, draft: str | None = None, margin: float | str = 0.0) -> Subject:
+def other(name: str) -> Subject:
     """Any model that mlx-lm loads."""
     model, tokenizer = load(path_of(name))
-    drafts = None if draft is None else (Path(draft).name, load(draft)[0])
-    return Subject(name, weights_of(model), model, tokenizer, drafts, fixture=False, margin=margin)
+    return Subject(name, weights_of(model), model, tokenizer)
 
 
 def weights_of(model: Any) -> str:

@@ -5,38 +5,34 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-# Parity and the spread need this many runs of either kind. A quick run only checks that the benchmark works.
-LEAST_REPEATS = 3
+from conformance.bench.cells import LEAST_REPEATS
+from conformance.bench.tasks import WORKLOADS
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much one run measures, and how often."""
 
-    quick: bool = False
     repeats: int = 5
-    # Without a gain the differences are hundredths, so these tasks get this many times as many repetitions.
-    fine: tuple[str, ...] = ("prose",)
-    fine_factor: int = 3
+    # Without a gain the differences are hundredths, so prose gets this many times as many repetitions.
+    prose_factor: int = 3
     tokens: int = 80
     prompts: int = 2
-    # The kinds of request with a single prompt. None means all.
-    workloads: tuple[str, ...] | None = None
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
     # Neurons in each MLP of the widened fixture: 24 M parameters.
     hidden: int = 15_360
     contexts: tuple[int, ...] = (2048, 8192)
     turns: int = 4
     lengths: tuple[int, ...] = (1, 2, 3, 5, 9, 16)
-    model_contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
+    block_contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
     clients: tuple[int, ...] = (1, 2, 4, 8)
-    temperature: float = 0.0
 
 
 FULL = Plan()
+# It only checks that the benchmark works.
 QUICK = Plan(
-    quick=True,
     repeats=LEAST_REPEATS,
-    fine_factor=1,
+    prose_factor=1,
     tokens=12,
     prompts=1,
     workloads=("echo", "delete", "prose"),
@@ -44,7 +40,7 @@ QUICK = Plan(
     contexts=(1024,),
     turns=2,
     lengths=(1, 2, 5),
-    model_contexts=(128, 256),
+    block_contexts=(128, 256),
     clients=(1, 2),
 )
 

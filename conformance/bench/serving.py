@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance.bench import models
-from conformance.bench.cells import Row
+from conformance.bench.cells import Row, spread
 from conformance.bench.models import Subject
-from conformance.bench.plan import Plan, Progress
 from conformance.testing.server.process import CHAT, Client, serve
 from conformance.testing.server.traffic import follow
 from conformance.testing.texts.prompts import PROMPTS
@@ -93,52 +92,36 @@ def compared(once: Callable[[str], Burst], repeats: int) -> Row:
     return {
         "plain": statistics.median(plain.figure for plain, _ in pairs),
         "tokens_per_forward": sum(drafted.tokens for _, drafted in pairs) / forwards if forwards else None,
-        "parity": equal,
-        "speed": statistics.median(ratios) if equal else None,
-        "low": min(ratios) if equal else None,
-        "high": max(ratios) if equal else None,
+        **spread(ratios, equal),
     }
-
-
-@contextmanager
-def directory(subject: Subject) -> Iterator[str]:
-    """A model that the server can load: its name, or a directory with the form of the fixture."""
-    if not subject.fixture:
-        yield subject.name
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield str(models.save(subject.model, Path(folder)))
 
 
 Cases = Iterator[tuple[str, int, Callable[[str], Burst]]]
 
 
-def decoding(server: Client, plan: Plan) -> Cases:
+def decoding(server: Client, clients: Sequence[int], tokens: int) -> Cases:
     """The comparisons with cached prompts: a name, the number of clients, and a function for one run."""
-    for clients in plan.clients:
-        names = [COPIES[i % 2] for i in range(clients)]
-        yield "copies", clients, partial(burst, server, names, tokens=plan.tokens)
+    for n in clients:
+        yield "copies", n, partial(burst, server, [COPIES[i % 2] for i in range(n)], tokens=tokens)
     mixed = [*COPIES, OTHER, OTHER]
-    yield "copies and others", len(mixed), partial(burst, server, mixed, tokens=plan.tokens)
-    alone = partial(burst, server, mixed, tokens=plan.tokens, watched=OTHER)
+    yield "copies and others", len(mixed), partial(burst, server, mixed, tokens=tokens)
+    alone = partial(burst, server, mixed, tokens=tokens, watched=OTHER)
     yield "copies and others, the others alone", len(mixed), alone
 
 
-def joining(server: Client, plan: Plan) -> Cases:
-    """The comparisons with a prompt that has to be processed."""
-    yield "first token beside copies", BUSY + 1, partial(first_token, server, tokens=plan.tokens)
+def joining(server: Client, _: Sequence[int], tokens: int) -> Cases:
+    """The comparison with a prompt that has to be processed."""
+    yield "first token beside copies", BUSY + 1, partial(first_token, server, tokens=tokens)
 
 
-def measure(subject: Subject, plan: Plan, progress: Progress) -> Iterator[Row]:
+def measure(subject: Subject, clients: Sequence[int], tokens: int, repeats: int) -> Iterator[Row]:
     """A row for each kind of comparison and number of clients."""
-    with directory(subject) as model:
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(models.save(subject.model, Path(folder)))
         for cache_size, cases in ("10", decoding), ("0", joining):
             with serve("--prompt-cache-size", cache_size, model=model) as server:
                 # The first requests compile functions, and teach the planner the costs of blocks.
-                burst(server, [*COPIES, OTHER], "auto", plan.tokens)
-                burst(server, COPIES * 2, "auto", plan.tokens)
-                for requests, clients, once in cases(server, plan):
-                    row = compared(once, plan.repeats) | {"requests": requests, "clients": clients}
-                    shown = "NO PARITY" if row["speed"] is None else f"{row['speed']:.2f}x"
-                    progress(f"serving: {requests}, {clients} clients: {shown}")
-                    yield subject.labels() | row
+                burst(server, [*COPIES, OTHER], "auto", tokens)
+                burst(server, COPIES * 2, "auto", tokens)
+                for requests, n, once in cases(server, clients, tokens):
+                    yield {"requests": requests, "clients": n} | compared(once, repeats)

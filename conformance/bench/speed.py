@@ -11,19 +11,18 @@ drafter.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
 
-from conformance.bench import models, strategies
-from conformance.bench.cells import Ready, compared
-from conformance.bench.plan import FULL, LEAST_REPEATS
-from conformance.bench.strategies import looked_up
+from conformance.bench import models
+from conformance.bench.cells import LEAST_REPEATS, Ready, compared
+from conformance.bench.plan import FULL
 from conformance.smollm2 import MODELS, NotMade
 from conformance.smollm2.tasks import TASKS
 from conformance.testing.arguments import at_least_one, parser
 from conformance.testing.tables import line, table
 from conformance.testing.texts.prompts import PROMPTS
 
+LOOKUPS = ("edit", "suffix", "ngram-simple", "ngram-mod")
 HEAD = ("prompt", "strategy", "speed", "spread", "plain tokens a second", "tokens", "tokens a forward", "fed a token")
 
 
@@ -32,7 +31,7 @@ def main() -> int:
     add = partial(options.add_argument, help="default: %(default)s")
     add("--repeats", type=int, default=FULL.repeats)
     add("--tokens", type=at_least_one, default=256)
-    add("--strategies", nargs="+", default=list(strategies.LOOKUPS), choices=strategies.LOOKUPS, metavar="NAME")
+    add("--strategies", nargs="+", default=list(LOOKUPS), choices=LOOKUPS, metavar="NAME")
     add("--temperature", type=float, default=0.0)
     add("--model", choices=list(MODELS), help="a model of scripts/model.sh, with tasks of its own")
     add("--prompts", nargs="+", metavar="NAME", help="some of the prompts")
@@ -46,16 +45,14 @@ def main() -> int:
         subject = models.other(args.model) if args.model else models.larger(FULL.hidden)
     except NotMade as error:
         sys.exit(f"error: {error}")
-    plan = replace(FULL, tokens=args.tokens, temperature=args.temperature)
     print(f"{subject.name}, {subject.weights}\n\n{table(HEAD)}")
     for name in args.prompts or known:
-        ready = Ready(subject, subject.encode(known[name]), plan)
-        chosen = [looked_up(subject, strategy) for strategy in args.strategies]
-        for strategy, row in zip(chosen, compared(ready, chosen, args.repeats), strict=True):
+        ready = Ready(subject, subject.encode(known[name]), args.tokens, args.temperature)
+        for strategy, row in zip(args.strategies, compared(ready, args.strategies, args.repeats), strict=True):
             spread = f"{row['low']:.2f} to {row['high']:.2f}" if row["parity"] else "no parity"
             n_tokens = f"{row['tokens']}{' (a loop)' * row['loop']}"
             counts = (f"{row['plain_tps']:.1f}", n_tokens, row["tokens_per_forward"], row["fed_per_token"])
-            print(line([name, strategy.name, row["speed"], spread, *counts]), flush=True)
+            print(line([name, strategy, row["speed"], spread, *counts]), flush=True)
     costs = subject.costs
     print(f"\ncosts of blocks, as they were learned: { {n: round(costs(n), 2) for n in costs.table.lengths} }")
     return 0

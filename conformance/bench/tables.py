@@ -6,7 +6,7 @@ A document holds ``<!-- bench NAME -->`` and ``<!-- end NAME -->``; what is betw
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -14,37 +14,36 @@ from typing import Any
 import pandas as pd
 
 from conformance import ROOT
-from conformance.bench.costs import PREFIX
-from conformance.bench.results import CELLS, RUN, Results, cells
-from conformance.bench.strategies import AUTO
 from conformance.testing.tables import number, table
 
 DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "use.md")
 MARKED = re.compile(r"(<!-- bench ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 NO_PARITY, NOTHING = "no parity", "Not measured yet.\n"
+# The rows of each stage, by the name of its file.
+Results = dict[str, pd.DataFrame]
+
+
+def load(folder: Path) -> Results:
+    return {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
 
 
 def mean(speeds: pd.Series) -> Any:
     """The mean of some cells, unless one of them has no parity and so no speed."""
-    return geometric_mean(speeds) if speeds.notna().all() else NO_PARITY
+    return geometric_mean(speeds) if speeds.notna().all() else None
 
 
-def spread(low: float, high: float) -> str:
-    """From the least to the largest ratio of all pairs."""
-    return f"{number(low)} to {number(high)}"
-
-
-def shown(frame: pd.DataFrame, **names: str) -> str:
-    """A table of some columns under other names. Rows have a spread in place of their least and largest ratio."""
+def shown(frame: pd.DataFrame, **heads: str) -> str:
+    """A table of all columns, some under other names. Rows have a spread in place of their least and largest ratio."""
     if "low" in frame:
-        frame = frame.assign(spread=list(map(spread, frame.low, frame.high)))
-    if "speed" in frame:
-        frame = frame.assign(speed=frame.speed.fillna(NO_PARITY).astype(object))
-    return table(names.values(), frame[list(names)].astype(object).itertuples(index=False)) + "\n"
+        frame["low"] = [f"{number(low)} to {number(high)}" for low, high in zip(frame.low, frame.high, strict=True)]
+        frame["speed"] = frame.speed.astype(object).where(frame.speed.notna(), NO_PARITY)
+        frame, heads = frame.drop(columns="high"), {"low": "spread", **heads}
+    rows = frame.astype(object).itertuples(index=False)
+    return table([heads.get(name, name) for name in frame], rows) + "\n"
 
 
 def grouped(found: pd.DataFrame, *names: str) -> pd.DataFrame:
-    """The cells that share these labels as one row: means of speeds, and the worst."""
+    """The cells that share these labels as one row: means, and the worst prompt."""
     each = found.groupby(list(names), sort=False)
     return each.agg(
         prompts=("speed", "size"),
@@ -54,64 +53,33 @@ def grouped(found: pd.DataFrame, *names: str) -> pd.DataFrame:
         worst=("speed", "min"),
         tokens_per_forward=("tokens_per_forward", "mean"),
         acceptance=("acceptance", "mean"),
-        ideal=("ideal", mean),
-        reached=("reached", mean),
     ).reset_index()
 
 
 def subjects(results: Results) -> str:
     """What was measured where, and how many cells have parity."""
-    found = pd.concat([results[name] for name in CELLS if name in results])
-    counts = found.groupby(RUN).parity.agg(lambda parity: f"{parity.sum()} of {len(parity)}")
-    runs = results["subjects"].join(counts.rename("cells"), on=RUN)
-    names = {name: name for name in (*RUN, "versions", "prompts", "repetitions", "tokens", "cells")}
+    parity = results["workloads"].parity
+    runs = results["subjects"].assign(cells=f"{parity.sum()} of {len(parity)}")
     heads = {"prompts": "prompts a workload", "tokens": "tokens at most", "cells": "cells with parity"}
-    return shown(runs, **(names | heads))
+    return shown(runs, **heads)
 
 
 def workloads(results: Results) -> str:
-    """The default strategy on each class and context, all turns and kinds of answers together."""
-    found = cells(results, "workloads")
-    found = grouped(found[found.strategy == AUTO], "model", "weights", "workload", "size")
-    names = {name: name for name in ("model", "weights", "workload", "size", "prompts", "speed", "spread")}
+    """Each class and context, all turns and kinds of answers together."""
     heads = {"size": "context", "worst": "worst prompt", "tokens_per_forward": "tokens a forward"}
-    return shown(found, **(names | heads | {"acceptance": "accepted", "ideal": "ideal", "reached": "reached"}))
-
-
-def strategies(results: Results) -> str:
-    """All strategies, on the prompts that more than the default had."""
-    found, labels = cells(results, "workloads"), ["device", "model", "task", "answer", "size"]
-    several = found.groupby(labels).strategy.transform("nunique") > 1
-    found = found[several].assign(speed=lambda rows: rows.speed.map(number).where(rows.parity, NO_PARITY))
-    wide = found.set_index([*labels, "strategy"]).speed.unstack(sort=False)
-    names = {name: name for name in ("model", *labels[2:], *wide)}
-    return shown(wide.fillna("—").reset_index(), **(names | {"task": "prompt", "size": "context"}))
-
-
-def types(results: Results) -> str:
-    names = {name: name for name in ("weights", "task", "answer", "speed", "spread", "plain_tps", "ideal")}
-    return shown(cells(results, "types"), **(names | {"task": "prompt", "plain_tps": "plain tokens/s"}))
-
-
-def costs(results: Results) -> str:
-    found = results["blocks"]
-    blocks = [name for name in found if name.startswith(PREFIX)]
-    names = ["model", "weights", "context", "ms a token", *blocks, "MiB of cache"]
-    return shown(found, **{name: name for name in names})
+    return shown(grouped(results["workloads"], "workload", "size"), **heads, acceptance="accepted")
 
 
 def serving(results: Results) -> str:
-    names = {name: name for name in ("model", "requests", "clients", "plain", "speed", "spread")}
-    return shown(results["serving"], **names, tokens_per_forward="tokens a forward")
+    names = ["requests", "clients", "plain", "speed", "low", "high", "tokens_per_forward"]
+    return shown(results["serving"][names].copy(), tokens_per_forward="tokens a forward")
 
 
 # The stage that each table shows, and what makes the table.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "subjects": ("workloads", subjects),
     "workloads": ("workloads", workloads),
-    "strategies": ("workloads", strategies),
-    "costs": ("blocks", costs),
-    "types": ("types", types),
+    "costs": ("blocks", lambda results: shown(results["blocks"])),
     "serving": ("serving", serving),
 }
 
@@ -124,13 +92,3 @@ def made(name: str, results: Results) -> str:
 def filled(text: str, results: Results) -> str:
     """A document with the tables of these results between its markers."""
     return MARKED.sub(lambda found: found[1] + made(found[2], results) + found[3], text)
-
-
-def stale(documents: Sequence[Path], results: Results) -> list[Path]:
-    """The documents whose tables are not those of the results."""
-    return [path for path in documents if filled(path.read_text(), results) != path.read_text()]
-
-
-def write(documents: Sequence[Path], results: Results) -> None:
-    for path in documents:
-        path.write_text(filled(path.read_text(), results))

@@ -8,14 +8,13 @@ replaced so that the model says it. The model computes everything in both forms;
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
 from conformance.bench.models import Cache, Subject
-from conformance.bench.plan import Plan
 from conformance.testing.texts import workloads
 from conformance.testing.texts.recorded_streams import CHARS_PER_TOKEN, corpus
 from conformance.testing.texts.workloads import Corpus, Message, chat, fenced
@@ -45,14 +44,11 @@ class Task:
         labels: dict[str, str | int] = {"workload": self.workload, "task": self.name, "answer": self.form}
         return labels | {"size": self.size, "turn": self.turn}
 
-    def tokens(self, subject: Subject) -> tuple[list[int], list[int]]:
+    def encoded(self, subject: Subject) -> tuple[list[int], list[int]]:
         """The tokens of the prompt, and of prompt and answer if the answer is given."""
-        prompt = subject.encode(self.messages)
-        if self.form == OWN:
-            return prompt, []
-        tokenizer = subject.tokenizer
-        answer = tokenizer.encode(self.answer, add_special_tokens=False)
-        return prompt, [*prompt, *answer, tokenizer.eos_token_id]
+        prompt, tokenizer = subject.encode(self.messages), subject.tokenizer
+        answer = [*tokenizer.encode(self.answer, add_special_tokens=False), tokenizer.eos_token_id]
+        return prompt, [*prompt, *answer] if self.form == GIVEN else []
 
 
 def summary(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
@@ -112,44 +108,35 @@ def filler(subject: Subject, tokens: int) -> list[Message]:
     return messages
 
 
-def in_context(subject: Subject, plan: Plan) -> Iterator[Task]:
+def in_context(subject: Subject, contexts: Iterable[int]) -> Iterator[Task]:
     """Short requests after a long conversation. The fixture has not learned such contexts, so the answer is given."""
-    for context in plan.contexts:
+    for context in contexts:
         before = filler(subject, context - 400)
-        for workload in IN_CONTEXT[: 1 if plan.quick else None]:
+        for workload in IN_CONTEXT:
             task = single(workload, 0)
-            form = GIVEN if subject.fixture else OWN
-            yield replace(task, messages=before + task.messages, size=f"{context // 1024}k", form=form)
+            yield replace(task, messages=before + task.messages, size=f"{context // 1024}k", form=GIVEN)
 
 
-def edits(subject: Subject, plan: Plan) -> Iterator[Task]:
-    """Edits of one text, turn after turn. The earlier answers are right."""
+def edits(turns: int) -> Iterator[Task]:
+    """Edits of one text, turn after turn. The answers are given, and right."""
+
+    def draw(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
+        return workloads.edit_chat(rng, corpus.snippet(rng, chars), turns)
+
     for workload, tokens in (("edits-short", SHORT), ("edits-long", LONG)):
-        rng = random.Random(f"{SEED} {workload}")
-
-        def draw(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
-            return workloads.edit_chat(rng, corpus.snippet(rng, chars), plan.turns)
-
-        messages = conversation(rng, draw, tokens, least=2 * plan.turns - 1)
-        for turn in range(plan.turns):
-            form = GIVEN if subject.fixture else OWN
+        messages = conversation(random.Random(f"{SEED} {workload}"), draw, tokens, least=2 * turns - 1)
+        for turn in range(turns):
             asked, answer = messages[: 2 * turn + 1], messages[2 * turn + 1]["content"]
-            yield Task(workload, f"{workload} {turn + 1}", asked, answer, form, turn=turn + 1)
+            yield Task(workload, f"{workload} {turn + 1}", asked, answer, GIVEN, turn=turn + 1)
 
 
-def singles(subject: Subject, plan: Plan) -> Iterator[Task]:
-    for workload in plan.workloads or WORKLOADS:
-        for index in range(plan.prompts):
-            task = single(workload, index)
-            given = workload in ALSO_GIVEN and subject.fixture
-            if index == 0 or not given:
-                yield task
-            if given:
-                yield replace(task, form=GIVEN)
-
-
-def every(subject: Subject, plan: Plan) -> list[Task]:
-    return [*singles(subject, plan), *edits(subject, plan), *in_context(subject, plan)]
+def singles(names: Iterable[str], prompts: int) -> Iterator[Task]:
+    """Some prompts of each kind. Of what the fixture cannot do, its own answer is measured once."""
+    for workload in names:
+        for index in range(prompts):
+            task, given = single(workload, index), workload in ALSO_GIVEN
+            yield from [task] * (index == 0 or not given)
+            yield from [replace(task, form=GIVEN)] * given
 
 
 class Dictated:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -60,8 +59,6 @@ class Report:
     # Where two plain runs differ, and how far their log probabilities are apart before that.
     plain_differ: list[int] = field(default_factory=list)
     floor: float = 0.0
-    # For each place in a draft, how many tokens were right, and how many there were.
-    acceptance: list[tuple[int, int]] = field(default_factory=list)
     tokens_a_forward: float = 0.0
     strategy: str = ""
     reason: str | None = None
@@ -117,7 +114,7 @@ def caught(decode: Callable[..., Recording], *args: Any) -> Recording | Verdict:
         return decode(*args)
     except Exception as error:
         why = f"drafting raises {named(error)}, and plain decoding does not"
-        return Verdict(FAULT, False, 0.0, {}, math.inf, position=0, why=why)
+        return Verdict(FAULT, False, 0.0, math.inf, position=0, why=why)
 
 
 def named(error: Exception) -> str:
@@ -148,18 +145,9 @@ def examine(model: Any, name: str, task: Task, drafting: Drafting, say: Say) -> 
         known = known or [(run, verdict)]
         report.pairs += len(base.tokens)
         report.equal += sum(tokens == run.tokens for tokens in base.tokens)
-        note_drafts(report, run)
+        report.tokens_a_forward = len(run.tokens) / max(run.stats.forwards, 1)
+        report.strategy, report.reason = run.stats.strategy, run.stats.reason
     return report
-
-
-def note_drafts(report: Report, run: Recording) -> None:
-    right, tried = Counter[int](), Counter[int]()
-    for n_accepted, n_drafted in run.drafts:
-        right.update(range(n_accepted))
-        tried.update(range(n_drafted))
-    report.acceptance = [(right[i], tried[i]) for i in range(len(tried))]
-    report.tokens_a_forward = len(run.tokens) / max(run.stats.forwards, 1)
-    report.strategy, report.reason = run.stats.strategy, run.stats.reason
 
 
 def lines_of(report: Report, decode: Callable[[int], str]) -> Iterator[str]:
@@ -169,8 +157,6 @@ def lines_of(report: Report, decode: Callable[[int], str]) -> Iterator[str]:
     yield f"{report.name}: {report.n_prompt} tokens in, {len(report.tokens)} out"
     yield f"  pairs     {report.equal} of {report.pairs} have the same tokens{bits}"
     yield f"  drafts    {report.tokens_a_forward:.2f} tokens a forward pass, {report.strategy}{because(report)}"
-    if report.acceptance:
-        yield f"  accepted  by place in the draft: {', '.join(f'{a}/{n}' for a, n in report.acceptance)}"
     for position in report.plain_differ:
         yield f"  PLAIN     two plain runs differ at token {position}: the model itself is not deterministic here"
     for whats, verdict in distinct(report.verdicts):

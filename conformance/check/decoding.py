@@ -29,15 +29,6 @@ def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) ->
     gated = strategy is None and drafting.costs is not None
     if strategy is None:
         strategy = DraftOptions(drafting.draft_type).make_strategy(model)
-    drafts: list[tuple[int, int]] = []
-    accept = strategy.accept
-
-    def noted(n_accepted: int, n_drafted: int) -> None:
-        if n_drafted:
-            drafts.append((n_accepted, n_drafted))
-        accept(n_accepted, n_drafted)
-
-    strategy.accept = noted
     # When a token is yielded, the row of the next one has been taken from the last block that was fed.
     owners: list[Block] = []
 
@@ -61,4 +52,4 @@ def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) ->
     )
     tokens, rows = until_the_end(task, steps, note)
     last = offsets_of(cache)
-    return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, owners[: len(rows)], drafts, stats)
+    return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, owners[: len(rows)], stats)

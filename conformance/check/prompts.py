@@ -7,63 +7,24 @@ import random
 from pathlib import Path
 from typing import Any
 
-from conformance.testing.texts.workloads import RECORD_CHARS, Message, chat, fenced, record_line, records, repeat
+from conformance.testing.texts.prompts import CODE, PROSE
+from conformance.testing.texts.workloads import Message, chat, fenced, json_lookup, repeat
 
-# About how many characters of text a prompt shows.
-LENGTHS = {"short": 600, "long": 2400}
-SUBJECTS = "The parser|A reader|The first call|Each worker|The server|A lock|The second pass|The table".split("|")
-VERBS = "returns|keeps|skips|counts|checks|writes|moves|opens".split("|")
-OBJECTS = "the last line|a list of names|every open file|the size of the text|one key at a time|the old value".split(
-    "|"
-)
-ENDS = "before it stops|when the input is empty|unless a mode is set|after the next call|in the same order".split("|")
-FUNCTION = '''\
-def {name}(self, {old}, limit={number}):
-    """Return the {old} that belongs to the {other}."""
-    if {old} is None:
-        raise ValueError("no {old} for %d" % limit)
-    {other} = self.{other}.get({old}, {number})
-    for index in range(limit):
-        {other} = {other} + {old}[index]
-    self.{other}_{number} = {other}
-    return {old}, {other}'''
-
-
-def passage(rng: random.Random, chars: int) -> list[Message]:
-    """A text to repeat."""
-    text = ""
-    while len(text) < chars:
-        text += " ".join([rng.choice(SUBJECTS), rng.choice(VERBS), rng.choice(OBJECTS), rng.choice(ENDS)]) + ". "
-    return repeat(text.strip())[:-1]
-
-
-def code(rng: random.Random, chars: int) -> list[Message]:
-    """Functions, with a name to change."""
-    old, new = "text", "node"
-    functions: list[str] = []
-    while len("\n".join(functions)) < chars:
-        name, other = f"{rng.choice(VERBS)}_{rng.randrange(10, 100)}", rng.choice("item value key row group".split())
-        functions.append(FUNCTION.format(name=name, old=old, other=other, number=rng.randrange(2, 99)))
-    return chat(f"Change `{old}` to `{new}`.\n" + fenced("\n".join(functions)))
-
-
-def json_rag(rng: random.Random, chars: int) -> list[Message]:
-    """Records, a few of which the answer shows."""
-    rows = records(rng, max(4, chars // RECORD_CHARS))
-    wanted = sorted(rng.sample(range(len(rows)), 3))
-    ask = "Show record " + " and ".join(str(rows[i]["id"]) for i in wanted) + "."
-    return chat(f"{ask}\n" + fenced("\n".join(map(record_line, rows))))
-
-
-CLASSES = {"passage": passage, "code": code, "json_rag": json_rag}
+NAMES = ("settings", "options", "headers")
+# What a passage and code show, and how many records there are. The windows of many models end within a long prompt.
+LENGTHS = {
+    "short": (PROSE, CODE, 8),
+    "long": ("\n".join([CODE, PROSE] * 2), "\n".join(CODE.replace("settings", name) for name in NAMES), 30),
+}
 
 
 def built_in() -> dict[str, list[Message]]:
-    return {
-        f"{name}, {length}": make(random.Random(f"{name} {length}"), chars)
-        for name, make in CLASSES.items()
-        for length, chars in LENGTHS.items()
-    }
+    prompts = {}
+    for length, (passage, code, n_records) in LENGTHS.items():
+        prompts[f"passage, {length}"] = repeat(passage)[:-1]
+        prompts[f"code, {length}"] = chat(f"Change `text` to `node`.\n{fenced(code)}")
+        prompts[f"json_rag, {length}"] = json_lookup(random.Random(6), n_records)[:-1]
+    return prompts
 
 
 class Unusable(Exception):

@@ -11,26 +11,21 @@ import io
 import json
 import platform
 import re
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx_lm
 from mlx.utils import tree_flatten
 
-from conformance.bench.cells import Ready, in_turns
+from conformance.bench.cells import LEAST_REPEATS, Ready, compared
 from conformance.bench.models import Subject, weights_of
-from conformance.bench.plan import FULL
-from conformance.bench.strategies import looked_up
 from conformance.check import check, probe
-from conformance.check.machines import FORMAT, page
+from conformance.check.page import page
 from conformance.check.prompts import built_in, encode
 from conformance.testing.device import device
 from conformance.testing.texts.prompts import PROMPTS
@@ -39,9 +34,8 @@ from conformance.testing.texts.prompts import PROMPTS
 # unless they are sampled so hot that they say any token.
 WORKLOADS = ("rename", "delete", "lookup", "quote", "echo", "nothing_to_copy")
 TEMPERATURES = {"nothing_to_copy": 3.0}
-# The first round of each workload compiles, and does not count.
-ROUNDS, TOKENS = 3, 96
-BATCHES, LENGTHS, CONTEXT, REPEATS = (1, 2, 4, 8), (1, 2, 4, 8, 16), 256, 5
+TOKENS = 96
+BATCHES, LENGTHS, REPEATS = (1, 2, 4, 8), (1, 2, 4, 8, 16), 5
 Say = Callable[[str], None]
 
 
@@ -80,40 +74,19 @@ def probed(subject: Subject, say: Say) -> dict[str, Any]:
 
 def batched(subject: Subject, say: Say) -> list[dict[str, Any]]:
     """The cost of forward passes by rows and tokens in each row, in passes of one token of one row."""
-    tokens = probe.tokens_of(subject.tokenizer)
-    medians: dict[tuple[int, int], float] = {}
+    found: dict[tuple[int, int], float] = {}
     for rows in BATCHES:
         say(f"{rows} rows")
-        cache = mlx_lm.models.cache.make_prompt_cache(subject.model)
-        mx.eval(subject.model(mx.array([tokens[:CONTEXT]] * rows), cache=cache))
-        for length in LENGTHS:
-            block, seconds = mx.array([tokens[:length]] * rows), []
-            for _ in range(REPEATS + 1):
-                tic = time.perf_counter()
-                mx.eval(subject.model(block, cache=cache))
-                seconds.append(time.perf_counter() - tic)
-            medians[rows, length] = statistics.median(seconds[1:])
-    one = medians[1, 1]
-    return [{"rows": rows, "length": length, "cost": t / one} for (rows, length), t in medians.items()]
+        seconds = probe.costs(subject.model, probe.tokens_of(subject.tokenizer), LENGTHS, REPEATS, rows)
+        found |= {(rows, length): value for length, value in seconds.items()}
+    return [{"rows": rows, "length": length, "cost": t / found[1, 1]} for (rows, length), t in found.items()]
 
 
 def timed(subject: Subject, name: str) -> dict[str, Any]:
-    """Time one workload. Plain decoding and the default drafter take turns."""
-    plan = replace(FULL, tokens=TOKENS, temperature=TEMPERATURES.get(name, 0.0))
-    ready, default = Ready(subject, list(encode(subject.tokenizer, PROMPTS[name])), plan), looked_up(subject, "auto")
-    runs = [in_turns([ready.plain(), ready.drafted(default)]) for _ in range(ROUNDS)]
-    plain, drafted = zip(*runs[1:], strict=True)
-    stats = drafted[-1].stats
-    assert stats is not None
-    return {
-        "workload": name,
-        "tokens": len(plain[0].tokens),
-        "same": all(run.tokens == runs[0][0].tokens for pair in runs for run in pair),
-        "plain_tps": statistics.median(run.tps for run in plain),
-        "speed": statistics.median(a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)),
-        "tokens_a_forward": len(plain[0].tokens) / max(stats.forwards, 1),
-        "strategy": stats.strategy,
-    }
+    """Time one workload, plain and with the default drafts."""
+    ready = Ready(subject, list(encode(subject.tokenizer, PROMPTS[name])), TOKENS, TEMPERATURES.get(name, 0.0))
+    (row,) = compared(ready, ["auto"], LEAST_REPEATS)
+    return {"workload": name} | row
 
 
 def parts(subject: Subject, say: Say) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -127,7 +100,7 @@ def parts(subject: Subject, say: Say) -> Iterator[tuple[str, Callable[[], Any]]]
 def measured(subject: Subject, minutes: float, say: Say) -> dict[str, Any]:
     """A whole report. It lists the parts that were left out for lack of time."""
     deadline = time.monotonic() + 60 * minutes
-    report: dict[str, Any] = {"format": FORMAT, "about": about(subject)}
+    report: dict[str, Any] = {"about": about(subject)}
     report |= {"speeds": [], "check": None, "probe": None, "batch": [], "left_out": []}
     for part, found in parts(subject, say):
         if time.monotonic() > deadline:
@@ -149,7 +122,7 @@ def measured(subject: Subject, minutes: float, say: Say) -> dict[str, Any]:
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
     """Measure, and write the report and its page."""
-    subject = Subject(args.model, weights_of(model), model, tokenizer, fixture=False)
+    subject = Subject(args.model, weights_of(model), model, tokenizer)
     # A model may compute NaN or infinity, which JSON does not have.
     report = json.loads(json.dumps(measured(subject, args.minutes, say)), parse_constant=lambda _: None)
     found = report["about"]

@@ -65,7 +65,6 @@ class Verdict:
     # Whether all log probabilities are those of single steps, bit for bit.
     bits: bool
     noise: float
-    noise_of: dict[int, float]
     # How far a row is from the nearest clean replay, in noises: the largest one.
     ratio: float
     near_ties: list[Divergence] = field(default_factory=list)
@@ -86,7 +85,6 @@ class Clean:
     distances: list[float]
     apart: list[float]
     noise: float = 0.0
-    noise_of: dict[int, float] = field(default_factory=dict)
 
     def noise_at(self, i: int) -> float:
         """Never less than what the type of the row can tell apart."""
@@ -115,8 +113,6 @@ def clean_replays(model: Any, task: Task, run: Recording, single: Recording, flo
     for length in [length for length in run.lengths if length > 1] + [0]:
         again = rows_of(replay(model, task, run.tokens, repeat(length) if length else run.split))
         apart = gaps(again, right)
-        if length:
-            clean.noise_of[length] = usual(apart)
         clean.noise = max(clean.noise, usual(apart))
         clean.apart = [max(pair) for pair in zip(clean.apart, apart, strict=True)]
         clean.distances = [min(pair) for pair in zip(clean.distances, gaps(got, again), strict=True)]
@@ -135,11 +131,11 @@ def judge(model: Any, task: Task, run: Recording, plain: Recording, floor: float
     if found:
         # No noise explains these.
         position, why = min(found)
-        return Verdict(FAULT, False, floor, {}, math.inf, position=position, why=why)
+        return Verdict(FAULT, False, floor, math.inf, position=position, why=why)
     clean = clean_replays(model, task, run, single, floor)
     bits = not any(gaps(rows_of(run), rows_of(single)))
     found += faults_of_rows(model, task, run, clean)
-    verdict = Verdict(EXACT, bits, clean.noise, clean.noise_of, 0.0)
+    verdict = Verdict(EXACT, bits, clean.noise, 0.0)
     verdict.ratio = max((in_noises(clean, i) for i in range(len(clean.distances))), default=0.0)
     best = best_of(single.rows)
     verdict.near_ties = [divergence(i, best[i], run, clean) for i, token in enumerate(run.tokens) if token != best[i]]

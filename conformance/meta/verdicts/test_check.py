@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -25,8 +22,6 @@ from conformance.check import check, probe
 from conformance.check.prompts import Unusable, built_in, encode, from_file
 from conformance.testing.faults.models import OfAnotherKernel, trim_and_swap_the_last_rows, trim_one_short
 from conformance.testing.models.families import model_of
-from conformance.testing.models.layers import tapped
-from conformance.testing.texts.workloads import RECORD_CHARS
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -42,32 +37,6 @@ class Unsteady(OfAnotherKernel):
         return self.model(inputs, cache=cache) + self.bound * self.noise((self.vocabulary,))
 
     vocabulary = 1024
-
-
-class WithoutLayers:
-    """A model that hides its layers."""
-
-    def __init__(self, model: Any) -> None:
-        self.call, self.make_cache = model, lambda: [KVCache() for _ in model.layers]
-
-    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        logits: mx.array = self.call(inputs, cache=cache)
-        return logits
-
-
-class OneLayerOff(OfAnotherKernel):
-    """Inexact only inside the third layer, and only for blocks."""
-
-    def __init__(self, model: Any, share: float) -> None:
-        super().__init__(model)
-        self.part, self.off = SimpleNamespace(layers=[model.layers[2].mlp]), share
-
-    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        self.share = self.off
-        self.seed(inputs)
-        with tapped(self.part, self.tap) if inputs.shape[1] > 1 else nullcontext():
-            logits: mx.array = self.model(inputs, cache=cache)
-        return logits
 
 
 @pytest.fixture
@@ -100,9 +69,6 @@ def test_exact(asked: Any) -> None:
     for prompt in found["prompts"]:
         assert (prompt["equal"], prompt["pairs"], prompt["verdict"]) == (9, 9, "exact")
         assert set(prompt["verdicts"]) == {"drafted 1", "drafted 2", "drafted 3", "every depth"}
-        right, tried = zip(*prompt["acceptance"], strict=True)
-        assert 0 < sum(right) <= sum(tried)
-        assert list(tried) == sorted(tried, reverse=True)
 
 
 def test_near_ties(asked: Any) -> None:
@@ -173,25 +139,17 @@ def test_probe_of_a_model_whose_blocks_are_identical(asked: Any) -> None:
     assert code == 0
     assert "identical: a block of up to 8 tokens" in text
     assert [row["length"] for row in found["rows"]] == list(probe.QUICK)
-    layers = dict.fromkeys([*(f"layer {i}" for i in range(4)), probe.HEAD], 0.0)
-    assert all((row["noise"], row["layers"]) == (0, layers) for row in found["rows"])
+    assert all((row["noise"], row["changed"]) == (0, 0) for row in found["rows"])
     assert found["recommended"]["draft_margin"] == 0
 
 
-def test_probe_names_the_layer_that_is_off(asked: Any) -> None:
-    _, _, found = asked("probe", lambda model: OneLayerOff(model, 0.01), "--quick")
+def test_probe_of_a_model_whose_blocks_are_off(asked: Any) -> None:
+    _, text, found = asked("probe", lambda model: OfAnotherKernel(model, 4.0), "--quick")
+    assert "not identical: up to blocks of 1 the rows are those of single tokens" in text
     for row in found["rows"]:
-        off = {name for name, value in row["layers"].items() if value}
-        assert off == ({"layer 2"} if row["length"] > 1 else set())
-        assert (row["noise"] > 0) == (row["length"] > 1)
+        assert (row["noise"] > 0) == (row["changed"] > 0) == (row["length"] > 1)
     assert found["recommended"]["without_margin"] == 0
     assert found["recommended"]["draft_margin"] > 0
-
-
-def test_probe_of_a_model_whose_layers_cannot_be_had(asked: Any) -> None:
-    _, text, found = asked("probe", WithoutLayers, "--quick")
-    assert all(row["layers"] == {} and row["noise"] == 0 for row in found["rows"])
-    assert "not known" in text
 
 
 def test_the_recommendation() -> None:
@@ -201,12 +159,10 @@ def test_the_recommendation() -> None:
     assert probe.recommend(dear) == probe.Recommended(1, 0.0, 15)
 
 
-def test_the_prompts_are_the_same_everywhere(fixture: tuple[Any, Any]) -> None:
+def test_the_long_prompts_are_longer(fixture: tuple[Any, Any]) -> None:
     lengths = {name: len(encode(fixture[1], messages)) for name, messages in built_in().items()}
-    assert list(lengths) == [f"{one}, {size}" for one in ("passage", "code", "json_rag") for size in ("short", "long")]
     assert all(2 * lengths[f"{one}, short"] < lengths[f"{one}, long"] for one in ("passage", "code", "json_rag"))
     assert built_in() == built_in()
-    assert built_in()["json_rag, long"][-1]["content"].count('"id"') == 2400 // RECORD_CHARS
 
 
 def test_a_file_of_prompts(tmp_path: Path) -> None:
@@ -239,16 +195,6 @@ def test_what_cannot_be_run_is_no_answer() -> None:
         assert value in done.stderr or str(model) in done.stderr
         assert "Traceback" not in done.stderr
     assert set(DRAFT_TYPES) == set(mlx_lm.draft.options.DRAFT_TYPES)
-
-
-def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(FIXTURE / name, tmp_path)
-    for command in ("check", "probe"):
-        done = run("-m", "conformance", command, "--model", str(tmp_path))
-        assert done.returncode == 3
-        assert "there is no tokenizer in it" in done.stderr
-        assert "Traceback" not in done.stderr
 
 
 def test_from_another_folder(tmp_path: Path) -> None:

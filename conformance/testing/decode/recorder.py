@@ -107,8 +107,6 @@ class Recording:
     last_offsets: Offsets = ()
     # For a drafted run, the block of each row.
     owners: list[Block] = field(default_factory=list)
-    # (accepted, drafted) for each draft.
-    drafts: list[tuple[int, int]] = field(default_factory=list)
     stats: Any = None
 
     @property
