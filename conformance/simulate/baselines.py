@@ -82,31 +82,6 @@ class Longest(Matches):
         return self.after(end, n)
 
 
-class Vote(Matches):
-    """Every match votes for the token that followed it. A vote doubles in weight with each token that matches."""
-
-    def __init__(self, least: int = 2) -> None:
-        super().__init__()
-        self.least = least
-
-    def propose(self, n_max: int) -> Proposal:
-        ends = {end: length for end, length in self.lengths.items() if length >= self.least}
-        longest = max(ends.values(), default=0)
-        draft: list[int] = []
-        while ends and len(draft) < n_max:
-            votes: Counter[int] = Counter()
-            for end, length in ends.items():
-                votes[self.tokens[end]] += 2 ** min(length, 60)
-            token = max(votes, key=lambda token: votes[token])
-            draft.append(token)
-            ends = {
-                end + 1: length
-                for end, length in ends.items()
-                if self.tokens[end] == token and end + 1 < len(self.tokens)
-            }
-        return Proposal(draft, longest)
-
-
 RIVALS: dict[str, Callable[[], Any]] = {
     "recent 3-gram": lambda: Ngram(3),
     "recent 5-gram": lambda: Ngram(5),
@@ -117,5 +92,4 @@ RIVALS: dict[str, Callable[[], Any]] = {
     "longest, first": lambda: Longest("first"),
     "longest, common": lambda: Longest("common"),
     "longest, common, 1x": lambda: Longest("common", least=1, factor=1),
-    "vote": Vote,
 }

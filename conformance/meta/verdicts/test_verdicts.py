@@ -18,13 +18,11 @@ import pytest
 from mlx import nn
 from mlx_lm.models.cache import QuantizedKVCache
 
-from conformance.check.check import caught
 from conformance.check.decoding import Drafting, drafted
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
 from conformance.testing.decode.recorder import Recording, Task, plain
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.faults.models import FAULTS, OfAnotherKernel
-from conformance.testing.models.architectures import build
 from conformance.testing.models.families import GENERATE, VOCAB, model_of, mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -93,10 +91,6 @@ def test_a_fault_is_no_near_tie(family: str, device: str, owner: Any, name: str,
     assert all(one.why and one.position is not None and one.ratio > TIMES for one in found)
 
 
-def test_the_faults_are_many() -> None:
-    assert (len(PLANTED) + len(LOOP_FAULTS)) * len(DEVICES) * len(SEEDS) >= 200
-
-
 @pytest.mark.parametrize("family", KINDS)
 def test_a_near_tie_is_no_fault(family: str) -> None:
     found: list[Verdict] = []
@@ -110,10 +104,6 @@ def test_a_near_tie_is_no_fault(family: str) -> None:
         # Each run chose its own best candidate, and the noise explains the difference.
         assert min(tie.single_lead, tie.drafted_lead) >= 0
         assert tie.single_lead + tie.drafted_lead <= 2 * TIMES * tie.noise
-
-
-def test_the_near_ties_are_many() -> None:
-    assert LEAST * len(KINDS) >= 200
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -170,13 +160,6 @@ def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
         assert (judge(model, task, run, right).kind, steps) == (kind, steps)
 
 
-def test_a_step_is_the_distance_of_neighbours() -> None:
-    assert step_of(mx.array([-20.0, -mx.inf], mx.bfloat16)) == 0.125
-    assert step_of(mx.array([-16.0], mx.bfloat16)) == 0.125
-    assert step_of(mx.array([1.0], mx.float32)) == 2.0**-23
-    assert step_of(mx.array([0.0])) == 0.0
-
-
 class AtRandom(Scripted):
     """Drafts of random lengths, wrong at a random place or nowhere."""
 
@@ -190,29 +173,12 @@ class AtRandom(Scripted):
         return draft
 
 
-@cache
-def windows_in_bf16() -> Any:
-    model = build("gemma3_text", 2)
-    model.set_dtype(mx.bfloat16)
-    mx.eval(model.parameters())
-    return model
-
-
-def drafted_at_random(seed: int, fault: Any = None) -> Verdict:
-    rng, model = random.Random(seed), windows_in_bf16()
-    task = Task(tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 40))), rng.randint(16, 64))
-    right = plain(model, task)
-    drafting, script = Drafting(num_draft_tokens=rng.randint(2, 15)), AtRandom([*task.prompt, *right.tokens], seed)
-    with patch.object(*fault) if fault else nullcontext():
-        run = caught(drafted, model, task, drafting, script)
-    return run if isinstance(run, Verdict) else judge(model, task, run, right)
-
-
 def test_drafts_of_any_length_are_no_fault_of_windows_in_bf16() -> None:
     """A row of a block may be a step of the type off where no clean replay is."""
-    assert FAULT not in {drafted_at_random(seed).kind for seed in range(20)}
-
-
-@pytest.mark.parametrize("fault", FAULTS["window"], ids=lambda fault: fault[1] + " " + fault[2].__name__)
-def test_drafts_of_any_length_show_a_fault_of_windows_in_bf16(fault: Any) -> None:
-    assert [drafted_at_random(seed, fault).kind for seed in range(3)] == [FAULT] * 3
+    model = precise("gemma3_text, bf16")
+    for seed in range(20):
+        rng = random.Random(seed)
+        task = Task(tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 40))), rng.randint(16, 64))
+        right = plain(model, task)
+        drafting, script = Drafting(num_draft_tokens=rng.randint(2, 15)), AtRandom([*task.prompt, *right.tokens], seed)
+        assert judge(model, task, drafted(model, task, drafting, script), right).kind != FAULT
