@@ -32,6 +32,7 @@ from pin import (
     fetch,
     find_release,
     patch_files,
+    patch_name,
     temporary,
 )
 
@@ -44,9 +45,9 @@ def main() -> int:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/apply.sh", description=__doc__)
     parser.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: its default)")
-    end = parser.add_mutually_exclusive_group()
-    end.add_argument("--stage", metavar="NAME", help="stop after a stage, a folder of patches/ (default: the last one)")
-    end.add_argument("--until", metavar="N", type=int, help="stop after line N of patches/series")
+    parser.add_argument(
+        "--stage", metavar="NAME", help="stop after a stage, a folder of patches/ (default: the last one)"
+    )
     parser.add_argument("--no-install", action="store_true", help="only make the patched source")
     return parser.parse_args()
 
@@ -60,7 +61,7 @@ def apply(args: argparse.Namespace) -> int:
 
 def apply_release(args: argparse.Namespace) -> int:
     release = find_release(args.release)
-    patches = patch_files(args.until, release.version, args.stage)
+    patches = patch_files(release.version, args.stage)
     key = series_key(release.sha256, patches)
     checkout = release.checkout
     done = is_applied(checkout, key, release.patches)
@@ -106,8 +107,8 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
         fresh = scratch / "fresh"
         base = import_release(release, fresh)
         if release != find_release(None):
-            lend_default(fresh, patch_files(len(patches)), scratch)
-        apply_patches(fresh, patches, f"mlx-lm {release.version}")
+            lend_default(fresh, [PATCHES / patch_name(patch) for patch in patches], scratch)
+        apply_patches(fresh, patches, release.version)
         Stamp(key, base, head(fresh)).write(fresh)
         if release.checkout.exists():
             os.rename(release.checkout, scratch / "old")

@@ -133,40 +133,21 @@ def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
     git(checkout, "fetch", "--quiet", str(lender), "HEAD")
 
 
-def apply_patches(checkout: Path, patches: list[Path], made_for: str) -> None:
-    """Apply patches in order."""
+def apply_patches(checkout: Path, patches: list[Path], version: str) -> None:
+    """Apply patches in order to a release."""
     applied, said = am(checkout, patches, "--3way")
     for number, patch in enumerate(patches[: applied + 1], 1):
         print(f"applying {patch_name(patch)} ({number}/{len(patches)})", flush=True)
     if applied < len(patches):
         git(checkout, "am", "--quit", check=False)
         git(checkout, "reset", "--quiet", "--hard")
-        patch = patches[applied]
-        raise Refused(_explain(checkout, patch, made_for, said, _mend(patch, applied + 1)))
-
-
-def _mend(patch: Path, number: int) -> str:
-    return (
-        f"Next: the same command with --until {number - 1} --no-install, then in the checkout it names:\n"
-        f"  git am --3way '{patch}', mend it, git am --continue. scripts/export.sh, with the same --release, writes it."
-    )
-
-
-def _explain(checkout: Path, patch: Path, made_for: str, am_said: str, then: str) -> str:
-    tried = git(checkout, "apply", "--check", str(patch), check=False).stderr
-    lines = [f"{patch_name(patch)} does not apply to {made_for}. It was made for mlx-lm {releases()[1]}."]
-    failed = re.findall(r"patch failed: (.+):(\d+)", tried)
-    lines += [f"  {file}: {_hunk(patch, file, int(line))}" for file, line in failed]
-    lines += [f"  {line.removeprefix('error: ')}" for line in (tried or am_said).splitlines() if not failed and line]
-    return "\n".join([*lines, then])
-
-
-def _hunk(patch: Path, file: str, line: int) -> str:
-    """Say which hunk of a file starts at an old line."""
-    section = patch.read_text().split(f"\ndiff --git a/{file} ")[-1].split("\ndiff --git ")[0]
-    starts = [int(start) for start in re.findall(r"^@@ -(\d+)", section, re.MULTILINE)]
-    number = starts.index(line) + 1 if line in starts else "?"
-    return f"hunk {number} of {len(starts)}, at line {line}"
+        tried = git(checkout, "apply", "--check", str(patches[applied]), check=False).stderr
+        lines = [f"  {line.removeprefix('error: ')}\n" for line in (tried or said).splitlines()]
+        name, default = patch_name(patches[applied]), releases()[1]
+        raise Refused(
+            f"{name} does not apply to mlx-lm {version}. It was made for mlx-lm {default}.\n"
+            f"{''.join(lines)}Next: scripts/port.sh {version} leaves it for you to mend (docs/releases.md)."
+        )
 
 
 def export(checkout: Path, base: str, into: Path) -> None:

@@ -41,7 +41,7 @@ def run(release: Release, exported: Path, check: bool) -> int:
     if git(checkout, "status", "--porcelain").stdout:
         raise Refused(f"{checkout} has uncommitted changes; commit them first.")
     count = int(git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout)
-    if head(checkout) == stamp.commit and stamp.key != series_key(release.sha256, patch_files(None, release.version)):
+    if head(checkout) == stamp.commit and stamp.key != series_key(release.sha256, patch_files(release.version)):
         of = "" if release.patches == PATCHES else f" --release {release.version}"
         raise Refused(
             f"patches/ has changed since {os.path.relpath(checkout)} was made from it, "

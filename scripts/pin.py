@@ -99,14 +99,9 @@ def export_command(folder: Path) -> str:
     return "scripts/export.sh" + ("" if folder == PATCHES else f" --release {folder.name}")
 
 
-def patch_files(until: int | None = None, version: str = "", stage: str | None = None) -> list[Path]:
-    """The first ``until`` patches in order, those up to the end of a stage, or all.
-
-    A release can have its own form of a patch.
-    """
+def patch_files(version: str = "", stage: str | None = None) -> list[Path]:
+    """The patches in order, up to the end of a stage. A release can have its own form of a patch."""
     names = SERIES.read_text().split()
-    if until is not None and not 0 <= until <= len(names):
-        raise Refused(f"--until {until}: patches/ has {len(names)} patches.")
     stages = list(dict.fromkeys(stage_of(name) for name in names))
     if stage is not None:
         if stage not in stages:
@@ -114,7 +109,7 @@ def patch_files(until: int | None = None, version: str = "", stage: str | None =
         wanted = stages[: stages.index(stage) + 1]
         names = [name for name in names if stage_of(name) in wanted]
     own = PATCHES / version if version else PATCHES
-    return [own / name if (own / name).exists() else PATCHES / name for name in names[:until]]
+    return [own / name if (own / name).exists() else PATCHES / name for name in names]
 
 
 def stage_of(name: str) -> str:

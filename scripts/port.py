@@ -40,7 +40,7 @@ def _version(text: str) -> str:
 def port(args: argparse.Namespace) -> int:
     """Make a checkout with one git am, which stops at the first patch that does not apply."""
     with alone(), temporary("port") as scratch:
-        fresh, patches = scratch / "fresh", patch_files()
+        fresh, patches = scratch / "fresh", patch_files(args.new or "")
         if args.source:
             checkout, base = import_clone(args.source.resolve(), fresh)
             key = series_key(base, patches)
@@ -49,7 +49,7 @@ def port(args: argparse.Namespace) -> int:
             checkout, key = release.checkout, series_key(release.sha256, patches)
             base = import_release(release, fresh)
         check_unused(checkout, key)
-        lend_default(fresh, patches, scratch)
+        lend_default(fresh, patch_files(), scratch)
         git(fresh, "config", "merge.conflictStyle", "diff3")
         done = git(fresh, "am", "--3way", "--committer-date-is-author-date", *map(str, patches), check=False)
         print(done.stdout, end="")

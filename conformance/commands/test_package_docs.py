@@ -75,7 +75,7 @@ def test_the_command_of_the_server() -> None:
 def test_the_first_patches_have_nothing_to_show(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """scripts/apply.sh --until 5 installs a package without prompt lookup, and the demo says so without an error."""
+    """scripts/apply.sh --stage fixes installs a package without prompt lookup, and the demo says so, not an error."""
     monkeypatch.setattr(demo, "stream_generate", lambda model, tokenizer, prompt, max_tokens: None)
     monkeypatch.setattr(sys, "argv", ["demo"])
     assert demo.main() == 0

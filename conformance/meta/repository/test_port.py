@@ -21,9 +21,10 @@ pytestmark = pytest.mark.repository
 @pytest.fixture
 def source(clone: Clone, tmp_path: Path) -> Path:
     """A user's clone of the stock release."""
-    clone.apply("--until", "0")
+    clone.apply("--stage", "fixes")
     source = tmp_path / "my source"
     git(tmp_path, "clone", "--quiet", str(clone.checkout), str(source))
+    git(source, "reset", "--quiet", "--hard", git(source, "rev-list", "--max-parents=0", "HEAD"))
     return source
 
 
