@@ -117,7 +117,7 @@ def test_the_series_is_small() -> None:
 
 def fake_patch(file: str, *lines: str) -> str:
     """A patch that adds lines to a file, next to an unchanged line and a removed one."""
-    hunk = [" self.push(room)", "-    settle = redo", *(f"+{line}" for line in lines)]
+    hunk = [" a = 1", "-    b = 2", *(f"+{line}" for line in lines)]
     return "\n".join([f"diff --git a/{file} b/{file}", f"--- a/{file}", f"+++ b/{file}", "@@ -1,2 +1 @@", *hunk, ""])
 
 
