@@ -33,6 +33,7 @@ DRAFTING = {
     "ngram-mod, short": ("--draft-type", "ngram-mod", "--ngram-size", "4", *SIZES),
     "a draft length": ("--prompt-lookup-num-tokens", "6", "--disable-adaptive-gate"),
     "gated": ("--draft-type", "auto"),
+    "a draft model": ("--draft-model", str(FIXTURE)),
 }
 
 
@@ -93,7 +94,8 @@ def test_with_drafts(name: str, plain_chat: Chat, folder: Path) -> None:
         counts = record["counts"]
         assert (drafted, accepted) == (counts["drafted"], counts["accepted"])
         assert f"{max(turn.tokens / counts['forwards'], 1):.2f}" == f"{rate:.2f}"
-    if name != "gated":
+    # A draft model drafts as well from the first turn on.
+    if name not in ("gated", "a draft model"):
         assert not no_better(session.turns[:4])
 
 
@@ -115,9 +117,7 @@ def check_interrupted(folder: Path, *args: str, queries: int = 3, fault: str = "
     assert "Traceback" not in session.shown
 
 
-@pytest.mark.parametrize(
-    "args", [(), DRAFTING["suffix"], ("--draft-model", str(FIXTURE))], ids=["plain", "suffix", "model"]
-)
+@pytest.mark.parametrize("args", [(), DRAFTING["suffix"], DRAFTING["a draft model"]], ids=["plain", "suffix", "model"])
 def test_ctrl_c_ends_an_answer(args: tuple[str, ...], folder: Path) -> None:
     check_interrupted(folder, *args)
 
@@ -126,30 +126,6 @@ def test_ctrl_c_ends_an_answer(args: tuple[str, ...], folder: Path) -> None:
 def test_an_answer_that_goes_on_is_found(folder: Path) -> None:
     with pytest.raises(AssertionError):
         check_interrupted(folder, *DRAFTING["suffix"], queries=1, fault="does_not_stop")
-
-
-def test_a_draft_model_and_a_reference(plain_chat: Chat, folder: Path, tmp_path: Path) -> None:
-    """The text is the same, and the header names the drafter."""
-    session = chat(folder, [QUERIES[0]], "--draft-model", str(FIXTURE))
-    assert texts(session) == texts(plain_chat)[:1]
-    assert f"drafts with   {FIXTURE}"[:40] in session.shown
-    (tmp_path / "answer").write_text(ANSWERS[0])
-    reference = ("--draft-reference", str(tmp_path / "answer"))
-    without, session = (chat(folder, [QUERIES[0]], *DRAFTING["ngram-mod, short"], *more) for more in ((), reference))
-    assert texts(session) == texts(without) == texts(plain_chat)[:1]
-    assert "drafts with   NgramModStrategy" in session.shown
-    assert session.turns[0].counts()[1] > without.turns[0].counts()[1]
-
-
-def test_a_memory_in_a_file(folder: Path) -> None:
-    """Each turn writes the file, and the next chat starts with its content."""
-    path = folder / "memory.ngrams"
-    arguments = (*DRAFTING["ngram-mod"], "--draft-memory", str(path))
-    first = chat(folder, QUERIES[:2], *arguments)
-    assert path.stat().st_size > 0
-    second = chat(folder, ["h", QUERIES[0]], *arguments)
-    assert second.turns[0].text == first.turns[0].text == ANSWERS[0]
-    assert second.turns[0].counts()[1] > first.turns[0].counts()[1]
 
 
 PUBLISHED = """python -m mlx_lm chat \\

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import time
-from itertools import product
 from typing import Any
 
 import openai
@@ -35,18 +34,6 @@ def server(right: Reference) -> Server:
 
 def openai_of(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
-
-
-def test_a_prediction_that_is_not_used(server: Server, right: Reference) -> None:
-    """An unusable prediction does not fail a request. The answer says why it was not used."""
-    for content, draft in product(("", [], "x" * 2**20), ({}, GATE_OFF)):
-        answer = send(
-            server, Request(ASK.path, ASK.body, {"prediction": {"type": "content", "content": content}, **draft})
-        )
-        assert answer.text == right(ASK).text
-        details = answer.usage["completion_tokens_details"]
-        assert ("it is empty" if not content else "has more than") in details["prediction_not_used"]
-        assert ("draft" in details) == bool(draft)
 
 
 def check_errors(server: Server, client: openai.OpenAI) -> None:

@@ -22,6 +22,7 @@ from mlx_lm.draft import NgramModTable
 from mlx_lm.sample_utils import make_sampler
 
 from conformance import FIXTURE
+from conformance.server.server_endings import ENDINGS, check_the_next_request
 from conformance.testing.faults.batch import leave_the_last_block
 from conformance.testing.faults.server import (
     act_as_seed_zero,
@@ -32,13 +33,12 @@ from conformance.testing.faults.server import (
 )
 from conformance.testing.models.tiny import save
 from conformance.testing.server.clients import EDIT, GATE_OFF, SHORT, Reference
-from conformance.testing.server.endings import ENDINGS, check_the_next_request
 from conformance.testing.server.process import CHAT, FAST, TEXT, Server, planted, serve
 from conformance.testing.server.traffic import Body, Request, send
 from conformance.testing.texts.prompts import PROMPTS
 from conformance.testing.texts.workloads import chat
 
-OPTIONS = ("--prompt-cache-size", "10")
+OPTIONS = ("--prompt-cache-size", "30")
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
+from conformance.testing.server.clients import Reference, load
 from conformance.testing.server.process import TEXT, Server
-from conformance.testing.server.traffic import CODE, EDITS, Answer, Body, Request, follow, send
+from conformance.testing.server.traffic import CODE, EDITS, Body, Request, follow, send
 from conformance.testing.texts.workloads import fenced
 
 LENGTH = 60
@@ -34,7 +34,7 @@ def _prompt(model: str, i: int) -> str:
     return letters[:20] + letters[3:9] + letters[:7]
 
 
-def nearly(answer: str, every: int) -> str:
+def _nearly(answer: str, every: int) -> str:
     """The answer with a wrong character at intervals, so that drafts are right up to many different places."""
     return "".join("0" if i % every == 7 else c for i, c in enumerate(answer))
 
@@ -49,33 +49,36 @@ def _stop_word(answer: str, place: int | str) -> str:
     raise AssertionError(f"nothing new at {place} of {answer!r}")
 
 
-def check_the_next_request(server: Server, right: Callable[[Request], Answer], model: str, path: Path) -> None:
-    """Send a drafted request for each ending. Then send the next request, with and without drafts."""
+def check_the_next_request(server: Server, right: Reference, model: str, path: Path) -> None:
+    """Send drafted requests in one batch, one for each ending. Then send the next ones, with and without drafts."""
+    going_on, firsts = [], []
     for i, (ending, place) in enumerate(ENDINGS[model]):
-        case = f"{model}-{ending}-{place}"
         body: Body = {"model": str(path), "prompt": _prompt(model, i), "max_tokens": LENGTH}
         whole = right(Request(TEXT, body))
         draft: Body = {
-            "prediction": {"type": "content", "content": nearly(whole.text, 47 if model == "fixture" else 11)},
+            "prediction": {"type": "content", "content": _nearly(whole.text, 47 if model == "fixture" else 7 + 2 * i)},
             "disable_adaptive_gate": True,
             "num_draft_tokens": 6,
         }
+        next_body = body | {"prompt": f"{body['prompt']}{whole.text}abc", "max_tokens": NEXT}
+        going_on.append((ending != "gone", whole, Request(TEXT, next_body, draft)))
         if ending == "gone":
             with closing(follow(server, TEXT, body | draft)) as pieces:
                 list(islice(pieces, int(place)))
-            # This request is served alone. Its answer shows that the abandoned request has ended.
-            send(server, Request(TEXT, {"model": str(path), "prompt": ".", "max_tokens": 1, "seed": 1}))
         else:
             stop = _stop_word(whole.text, place) if ending == "stop" else None
             fields: Body = {"max_tokens": place} if ending == "length" else {"stop": stop}
-            answer = send(server, first := Request(TEXT, body | fields, draft))
-            reason = "length" if ending == "length" else "stop"
-            assert (answer.text, answer.finish_reason) == (right(first).text, reason), f"another text in {case}"
-        go_on = Request(TEXT, body | {"prompt": f"{body['prompt']}{whole.text}abc", "max_tokens": NEXT}, draft)
-        # A request that was stopped for want of a client leaves nothing, one that ended before that was seen does.
-        kept = ending != "gone"
-        for request in (go_on.plain, go_on):
+            firsts.append(Request(TEXT, body | fields, draft, "EditStrategy"))
+    for first, answer in zip(firsts, answers := load(server, firsts, len(firsts)), strict=True):
+        reason = "length" if first.body["max_tokens"] < LENGTH else "stop"
+        assert (answer.text, answer.finish_reason) == (right(first).text, reason), f"another text to {first}"
+    assert sum(answer.draft["accepted"] for answer in answers) > 20
+    # It is served alone. Its answer shows that the abandoned requests have ended.
+    send(server, Request(TEXT, {"model": str(path), "prompt": ".", "max_tokens": 1, "seed": 1}))
+    # A request that was stopped for want of a client leaves nothing, one that ended before that was seen does.
+    for kept, whole, go_on in going_on:
+        for is_kept, request in ((kept, go_on.plain), (True, go_on)):
             answer = send(server, request)
-            assert answer.cached_tokens > whole.usage["prompt_tokens"] or not kept, f"nothing reused after {case}"
-            assert answer.text == right(request).text, f"another text after {case}"
-            kept = True
+            reused = answer.cached_tokens > whole.usage["prompt_tokens"] or not is_kept
+            assert reused, f"nothing reused for {request}"
+            assert answer.text == right(request).text, f"another text to {request}"
