@@ -312,10 +312,10 @@ def test_an_error_that_fails_others_is_found(broken: Server, right: Reference) -
 PREDICTIONS: list[Any] = [CODE, [{"type": "text", "text": part} for part in (CODE[:40], CODE[40:])]]
 
 
-def ask(client: openai.OpenAI, content: Any, streamed: bool) -> tuple[str, Any]:
+def ask(client: openai.OpenAI, draft: Body, content: Any, streamed: bool) -> tuple[str, Any]:
     """Send the file to edit as a prediction. The answer comes at once or as a stream."""
     fields: dict[str, Any] = {"model": "default_model", "messages": EDIT, "max_tokens": 100, "temperature": 0}
-    fields |= {"prediction": {"type": "content", "content": content}}
+    fields |= {"prediction": {"type": "content", "content": content}, "extra_body": draft}
     if not streamed:
         answer = client.chat.completions.create(**fields)
         return answer.choices[0].message.content, answer.usage
@@ -329,8 +329,10 @@ def test_predicted_outputs(server: Server, right: Reference, clients: int) -> No
     """Clients of OpenAI send the file to edit as a prediction. Most of its tokens come back."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
     expected = right(Request(CHAT, {"messages": EDIT, "max_tokens": 100}))
+    # With the gate, the number of drafted tokens depends on the times of this machine.
+    draft: Body = {"disable_adaptive_gate": True} if clients == 1 else {}
     with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda way: ask(client, *way), [*product(PREDICTIONS, (False, True))] * 2))
+        answers = list(pool.map(lambda way: ask(client, draft, *way), [*product(PREDICTIONS, (False, True))] * 2))
     for text, usage in answers:
         assert text == expected.text == fenced(EDITED)
         assert usage.completion_tokens == expected.usage["completion_tokens"]
@@ -339,4 +341,4 @@ def test_predicted_outputs(server: Server, right: Reference, clients: int) -> No
         assert details.rejected_prediction_tokens == 3
         assert details.accepted_prediction_tokens > 0.9 * (details.accepted_prediction_tokens + 3)
         assert details.draft["accepted"] <= details.draft["drafted"]
-        assert details.draft["accepted"] > usage.completion_tokens / 2 or clients > 1
+        assert details.draft["accepted"] > usage.completion_tokens / 2 or not draft
