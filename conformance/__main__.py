@@ -128,24 +128,23 @@ def main(arguments: list[str] | None = None) -> int:
         print(missing(error), file=sys.stderr)
         return FAILED
     try:
-        if getattr(args, "prompts", None) is not None:
-            args.prompts = from_file(args.prompts)
-        say(f"loading {args.model}")
-        model, tokenizer = load(args.model)
-    except Unusable as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    import mlx_lm
-
-    device = str(mx.default_device())
-    about = {"model": args.model, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx"), "device": device}
-    print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
-    try:
-        found: dict[str, Any] = command.main(args, model, tokenizer, say)
+        return answered(command, args, str(mx.default_device()))
     except Unusable as error:
         say("")
         print(error, file=sys.stderr)
         return FAILED
+
+
+def answered(command: Any, args: argparse.Namespace, device: str) -> int:
+    if getattr(args, "prompts", None) is not None:
+        args.prompts = from_file(args.prompts)
+    say(f"loading {args.model}")
+    model, tokenizer = load(args.model)
+    import mlx_lm
+
+    about = {"model": args.model, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx"), "device": device}
+    print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
+    found: dict[str, Any] = command.main(args, model, tokenizer, say)
     if getattr(args, "json", None) is not None:
         args.json.write_text(json.dumps(about | found) + "\n", "utf-8")
     return int(found["exit"])

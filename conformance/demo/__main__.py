@@ -7,11 +7,10 @@ python -m conformance.demo --model mlx-community/Qwen3-4B-4bit  # another model
 
 from __future__ import annotations
 
-import argparse
 import sys
-from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import mlx_lm
 from mlx_lm import stream_generate
@@ -20,39 +19,28 @@ from conformance import FIXTURE
 from conformance.__main__ import load
 from conformance.check.prompts import Unusable
 from conformance.smollm2.tasks import TASKS
+from conformance.testing.arguments import parser
 from conformance.testing.texts.prompts import PROMPTS
-from conformance.testing.texts.workloads import Message
 
 # The tasks that are shown: for the model in this repository, which is trained for such, and for others.
 SHOWN = {name: PROMPTS[name] for name in ("rename", "json")}
 REAL = {name: TASKS[name]() for name in ("rewrite", "quote", "fill_json", "answer")}
 
 
-@dataclass
-class Decoded:
-    text: str
-    tokens_per_second: float
-    tokens_per_forward: float
-
-
-def decode(model: object, tokenizer: object, prompt: list[int], max_tokens: int, lookup: int | None) -> Decoded:
-    text = ""
-    for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens, prompt_lookup_num_tokens=lookup):
-        text += response.text
-    forwards = response.draft.forwards if lookup else response.generation_tokens
-    return Decoded(text, response.generation_tps, response.generation_tokens / forwards)
+def decode(model: Any, tokenizer: Any, prompt: list[int], max_tokens: int, lookup: int | None) -> tuple[str, Any]:
+    """The text, and the last response, which has the statistics."""
+    found = list(stream_generate(model, tokenizer, prompt, max_tokens=max_tokens, prompt_lookup_num_tokens=lookup))
+    return "".join(response.text for response in found), found[-1]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
+    options = parser(__doc__, "python -m conformance.demo")
+    options.add_argument(
         "--model", default=str(FIXTURE), help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh"
     )
-    parser.add_argument("--max-tokens", type=int, default=400)
-    parser.add_argument("--prompt-lookup-num-tokens", type=int, default=8)
-    args = parser.parse_args()
+    options.add_argument("--max-tokens", type=int, default=400)
+    options.add_argument("--prompt-lookup-num-tokens", type=int, default=8)
+    args = options.parse_args()
     if "prompt_lookup_num_tokens" not in signature(stream_generate).parameters:
         print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show; scripts/apply.sh installs one that has")
         return 0
@@ -66,21 +54,16 @@ def main() -> int:
     for name, messages in (SHOWN if Path(args.model).resolve() == FIXTURE.resolve() else REAL).items():
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         decode(model, tokenizer, prompt, 8, lookup)
-        plain = decode(model, tokenizer, prompt, args.max_tokens, None)
-        drafted = decode(model, tokenizer, prompt, args.max_tokens, lookup)
-        equal = equal and plain.text == drafted.text
-        show(name, messages, plain, drafted)
+        (text, plain), (other, drafted) = (decode(model, tokenizer, prompt, args.max_tokens, n) for n in (None, lookup))
+        equal = equal and text == other
+        question = messages[-1]["content"].split("\n")[0]
+        print(f"=== {name}: {question}")
+        print(f"--- plain decoding, {plain.generation_tps:.0f} tokens a second\n{text}")
+        print(f"--- prompt lookup, {drafted.generation_tps:.0f} tokens a second\n{other}")
+        verdict = "the same text" if text == other else "ANOTHER TEXT"
+        ratio, each = drafted.generation_tps / plain.generation_tps, drafted.generation_tokens / drafted.draft.forwards
+        print(f"--- {verdict}, {ratio:.2f} times the speed, {each:.1f} tokens a forward pass\n")
     return 0 if equal else 1
-
-
-def show(name: str, messages: list[Message], plain: Decoded, drafted: Decoded) -> None:
-    question = messages[-1]["content"].split("\n")[0]
-    print(f"=== {name}: {question}")
-    print(f"--- plain decoding, {plain.tokens_per_second:.0f} tokens a second\n{plain.text}")
-    print(f"--- prompt lookup, {drafted.tokens_per_second:.0f} tokens a second\n{drafted.text}")
-    verdict = "the same text" if plain.text == drafted.text else "ANOTHER TEXT"
-    ratio = drafted.tokens_per_second / plain.tokens_per_second
-    print(f"--- {verdict}, {ratio:.2f} times the speed, {drafted.tokens_per_forward:.1f} tokens a forward pass\n")
 
 
 if __name__ == "__main__":

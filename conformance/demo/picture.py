@@ -5,7 +5,6 @@ scripts/tox.sh -e picture    # writes docs/drafts.svg
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from conformance import FIXTURE, ROOT
+from conformance.testing.arguments import parser
 
 # The command of README.md.
 QUESTION = (
@@ -40,12 +40,9 @@ def picture() -> str:
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.demo.picture", description=__doc__, formatter_class=form
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "drafts.svg", help="the file to write")
-    parser.parse_args().out.write_text(picture(), "utf-8")
+    options = parser(__doc__, "python -m conformance.demo.picture")
+    options.add_argument("--out", type=Path, default=ROOT / "docs" / "drafts.svg", help="the file to write")
+    options.parse_args().out.write_text(picture(), "utf-8")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ M4 = BlockCosts((1, 2, 3, 4, 6, 8), (1, 1.03, 1.22, 1.47, 2.07, 2.69))
 # A data-centre GPU, limited by its memory bandwidth.
 GPU = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
 TABLES = {"cpu": CPU, "m4": M4, "gpu": GPU}
+# Of made-up streams, for each kind and size.
+SEEDS = range(100, 103)
 Make = Callable[[], Any]
 # Turns a cost, in passes of one token, into seconds.
 Clock = Callable[[float], float]
@@ -119,8 +121,7 @@ def run(make: Make, recorded: Sequence[Stream], costs: BlockCosts = CPU, **optio
 
 
 def made(names: Sequence[str], args: argparse.Namespace) -> list[Stream]:
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
-    return streams(seeds, encode=words() if args.words else bpe(), names=names)
+    return streams(SEEDS, encode=words() if args.words else bpe(), names=names)
 
 
 # What can be simulated, by the option that asks for it; the first needs none. The text is above the tables, too.
@@ -145,8 +146,6 @@ def parsed() -> argparse.Namespace:
     add("--part", choices=PARTS, help="half of what is recorded: fitted to, or not")
     add("--bound", type=at_least_one, help="the longest draft (default: the one of 'auto')")
     add("--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does")
-    add("--seeds", type=at_least_one, default=3, help="how many made-up streams of each kind and size (%(default)s)")
-    add("--first-seed", type=int, default=100)
     add("--words", action="store_true", help="made-up streams with one token for each word")
     labels = list(makers() | RIVALS)
     add("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))

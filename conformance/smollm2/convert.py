@@ -5,7 +5,6 @@ python -m conformance.smollm2.convert FILE.gguf INTO [--4bit]
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -14,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from conformance.testing.arguments import parser
 
 # llama.cpp's names for the parts of a layer, and those of mlx-lm.
 PARTS = {
@@ -125,11 +126,11 @@ def write_tokenizer(about: dict[str, Any], into: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gguf", metavar="FILE.gguf", type=Path)
-    parser.add_argument("into", metavar="INTO", type=Path, help="an empty folder")
-    parser.add_argument("--4bit", dest="keep_4bit", action="store_true", help="leave the weights in 4 bits")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("gguf", metavar="FILE.gguf", type=Path)
+    options.add_argument("into", metavar="INTO", type=Path, help="an empty folder")
+    options.add_argument("--4bit", dest="keep_4bit", action="store_true", help="leave the weights in 4 bits")
+    args = options.parse_args()
     arrays, about = mx.load(str(args.gguf), return_metadata=True)
     weights = converted(arrays, args.keep_4bit)
     mx.save_safetensors(str(args.into / "model.safetensors"), weights, metadata={"format": "mlx"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from conformance.mutation.__main__ import (
     Mutant,
     drawn,
     folders,
-    own_tests,
     report,
 )
 
@@ -56,13 +54,6 @@ def test_a_seed_draws_one_sample_for_all_shards() -> None:
     assert sum(map(len, shards)) == len(set().union(*shards)) == 21
     assert drawn(jobs, 21, 8, 0) != shards[0]
     assert len(set().union(*(drawn(jobs[:5], 21, 7, shard) for shard in range(SHARDS)))) == 5
-
-
-def test_the_tests_of_a_module_come_first(tmp_path: Path) -> None:
-    for name in ("test_draft_planner.py", "test_draft_verify.py", "test_cache_trim.py", "test_other.py"):
-        (tmp_path / name).write_text("from mlx_lm.draft.verify import BlockVerifier" if name < "test_d" else "")
-    named = ["test_cache_trim.py", "test_draft_verify.py"]
-    assert own_tests("mlx_lm/draft/verify.py", tmp_path) == (named, ["test_draft_planner.py"])
 
 
 def test_what_it_runs_is_there_and_each_reason_is_a_sentence() -> None:
