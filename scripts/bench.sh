@@ -2,7 +2,7 @@
 set -euo pipefail
 usage() {
   cat <<'EOF'
-usage: scripts/bench.sh [-h] [--quick] [--stages NAME...] [--repeats N] [--render] [--out FOLDER]
+usage: scripts/bench.sh [-h] [--quick] [--stages NAME...] [--render] [--out FOLDER]
 
 Make the tables of docs/benchmarks.md and docs/use.md that time the fixture, and the picture, in at most 90 minutes on
 two cores. Leave the machine alone while it runs. scripts/report.sh measures another model, or another machine.

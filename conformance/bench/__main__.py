@@ -9,12 +9,12 @@ scripts/bench.sh --render            # measure nothing; write the tables and the
 from __future__ import annotations
 
 import itertools
+import logging
 import platform
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,10 +22,10 @@ import pandas as pd
 
 from conformance import ROOT
 from conformance.bench import models, pictures, serving, tables, tasks
-from conformance.bench.cells import LEAST_REPEATS, Ready, Row, compared
+from conformance.bench.cells import Ready, Row, compared
 from conformance.bench.costs import block_seconds
 from conformance.bench.models import Subject
-from conformance.bench.plan import FULL, QUICK, Plan, Progress
+from conformance.bench.plan import FULL, QUICK, Plan
 from conformance.testing.arguments import parser
 from conformance.testing.device import device
 from conformance.testing.tables import number
@@ -74,7 +74,7 @@ def about(subject: Subject, plan: Plan) -> Row:
     return {"device": device(), "model": subject.name, "versions": shown, **sizes}
 
 
-def measure(names: list[str], plan: Plan, out: Path, progress: Progress) -> bool:
+def measure(names: list[str], plan: Plan, out: Path) -> bool:
     """Run the stages. Each writes its file when it is done. Returns whether all cells have parity."""
     subject, equal = models.larger(plan.hidden), True
     pd.DataFrame([about(subject, plan)]).to_csv(out / "subjects.csv", index=False)
@@ -82,7 +82,7 @@ def measure(names: list[str], plan: Plan, out: Path, progress: Progress) -> bool
         rows = []
         for row in STAGES[name](subject, plan):
             rows.append(row)
-            progress(f"{name}: {', '.join(f'{key} {number(value)}' for key, value in row.items())}")
+            logging.info(f"{name}: {', '.join(f'{key} {number(value)}' for key, value in row.items())}")
             equal = equal and row.get("parity", True)
         pd.DataFrame(rows).to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
     return equal
@@ -92,20 +92,16 @@ def main() -> int:
     options = parser(__doc__, "bench.sh")
     options.add_argument("--quick", action="store_true", help="small settings; writes to a temporary directory")
     options.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME")
-    options.add_argument("--repeats", type=int, help="repetitions of each run (default: 5 in a full run)")
     options.add_argument(
         "--render", action="store_true", help="measure nothing; write the tables and the picture again"
     )
     options.add_argument("--out", type=Path, default=OUT, help="the folder of the results and a copy of the tables")
     args = options.parse_args()
-    if args.repeats is not None and args.repeats < LEAST_REPEATS:
-        options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
-    plan = QUICK if args.quick else FULL
-    plan, progress, equal = replace(plan, repeats=args.repeats or plan.repeats), Progress(), True
+    # One line a row, with its time.
+    logging.basicConfig(format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     out: Path = Path(tempfile.mkdtemp(prefix="bench-")) if args.quick else args.out
     out.mkdir(parents=True, exist_ok=True)
-    if not args.render:
-        equal = measure(args.stages, plan, out, progress)
+    equal = args.render or measure(args.stages, QUICK if args.quick else FULL, out)
     results, documents = tables.load(out), list(tables.DOCUMENTS)
     if out.resolve() != OUT:
         # Results in another folder have their tables there too.
@@ -113,7 +109,7 @@ def main() -> int:
     for path in documents:
         path.write_text(tables.filled(path.read_text(), results))
     pictures.draw(results, out)
-    progress(f"wrote the tables and the picture, and the results in {out}")
+    logging.info(f"wrote the tables and the picture, and the results in {out}")
     return int(not equal)
 
 

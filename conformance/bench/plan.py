@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from conformance.bench.cells import LEAST_REPEATS
@@ -43,14 +42,3 @@ QUICK = Plan(
     block_contexts=(128, 256),
     clients=(1, 2),
 )
-
-
-class Progress:
-    """Prints a line for each finished step, with the time since the start."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - self.start), 60)
-        print(f"[{minutes:02d}:{seconds:02d}] {text}", flush=True)

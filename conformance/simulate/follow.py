@@ -32,35 +32,20 @@ ANSWER = SOURCE.replace("size", "total_weight")
 LONGEST = 16
 
 
-class Words:
-    """A tokenizer with one token for each word."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-
-    def encode(self, text: str) -> list[int]:
-        pieces = re.findall(r" ?[A-Za-z]+|\d|\n *| +|[^\w\s]|\S", text)
-        return [self._ids.setdefault(piece, len(self._ids)) for piece in pieces]
-
-    def decode(self, tokens: list[int]) -> str:
-        pieces = list(self._ids)
-        return "".join(pieces[token] for token in tokens)
-
-
 def steps(make: Callable[[], Any]) -> list[tuple[str, str]]:
-    """For each forward pass: the drafted text that is accepted, and the token that the model adds."""
-    words, strategy = Words(), make()
-    strategy.observe(words.encode(PROMPT))
-    answer, n, found = words.encode(ANSWER), 0, []
+    """For each forward pass: the drafted text that is accepted, and the token (a word) that the model adds."""
+    prompt, answer = (re.findall(r" ?[A-Za-z]+|\d|\n *| +|[^\w\s]|\S", text) for text in (PROMPT, ANSWER))
+    ids = {piece: i for i, piece in enumerate(dict.fromkeys(prompt + answer))}
+    strategy, n, found = make(), 0, []
+    strategy.observe([ids[piece] for piece in prompt])
     while n < len(answer):
-        draft = list(strategy.propose(LONGEST))
-        pairs = zip(draft, answer[n:], strict=False)
-        n_right = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(answer) - n))
-        new = answer[n : n + n_right + 1]
-        found.append((words.decode(new[:n_right]), words.decode(new[n_right:])))
+        draft, wanted = strategy.propose(LONGEST), [ids[piece] for piece in answer[n:]]
+        n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=False)) if len(set(pair)) > 1), len(draft))
+        n_right = min(n_right, len(wanted))
+        found.append(("".join(answer[n : n + n_right]), "".join(answer[n + n_right :][:1])))
         strategy.accept(n_right, len(draft))
-        strategy.observe(new)
-        n += len(new)
+        strategy.observe(wanted[: n_right + 1])
+        n += n_right + 1
     return found
 
 
