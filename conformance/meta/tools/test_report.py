@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,9 @@ def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     text = path.with_suffix(".md").read_text()
     assert "Left out: rename" in text
     assert "| 0 of 0 | not asked | " in text
+
+
+def test_the_script_asks_its_python_from_any_folder(tmp_path: Path) -> None:
+    script, env = ROOT / "scripts" / "report.sh", os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run([script, "--model", "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr[:8]) == (3, "nowhere,")
