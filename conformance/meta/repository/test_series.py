@@ -25,7 +25,7 @@ pytestmark = pytest.mark.patched_source
 # With more variants, one series would no longer serve all releases.
 MAX_VARIANTS = 6
 # The most lines of code that a patch and the series may add, without tests: nobody reads more.
-MAX_PATCH, MAX_LINES = 300, 5390
+MAX_PATCH, MAX_LINES = 300, 5740
 # What a cover letter says, each below its heading.
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)
