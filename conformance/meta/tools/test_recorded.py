@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
-from mlx_lm.draft import BlockCosts
+from mlx_lm.draft import BlockCosts, Proposal, acceptance, edit
 
 from conformance.recorded import answers
 from conformance.recorded.answers import ANSWERS, DATA, EDITS, KEPT, SAMPLED, Answer, KnownEdit, document_of, is_judge
 from conformance.recorded.streams import EOS, LOOPS, load
 from conformance.simulate import __main__ as simulate
-from conformance.simulate.__main__ import TABLES, makers, run
+from conformance.simulate.__main__ import CPU, TABLES, makers, run
 from conformance.simulate.baselines import RIVALS
+from conformance.simulate.fit import fitted, using
 from conformance.simulate.limit import cheapest, copies, limits
 from conformance.simulate.result import Result, Row
 from conformance.testing.texts.recorded_streams import Request, Stream
 
 VOCABULARY = 49_152
+# How often a planted draft is right, by the tokens that match.
+RIGHT = {1: 0.2, 8: 0.6}
 
 
 def test_the_answers_are_whole() -> None:
@@ -93,3 +99,41 @@ def test_loops_are_in_no_mean() -> None:
     for name, spent in (("quote", 50.0), (LOOPS, 10.0)):
         row.add(Stream(name, 1, 0, (Request([0], [1] * 100),)), Result(100, 50, 100, spent))
     assert row.mean("speed") == pytest.approx(2)
+
+
+class Planted:
+    """Proposes the next token of the answer, or a wrong one, as often as is planted for each length of the match."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self.answer, self.seen, self.rng = answer, -1, random.Random(7)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.seen += len(tokens)
+
+    def propose(self, n_max: int) -> Proposal:
+        length = self.rng.choice(list(RIGHT))
+        right = self.rng.random() < RIGHT[length]
+        return Proposal([self.answer[self.seen] if right else 1], length)
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        pass
+
+
+def test_the_fit_finds_what_was_planted() -> None:
+    answer = [5] * 4000
+    prior, guesses = fitted(lambda: Planted(answer), [Stream("planted", 1, 0, (Request([0], answer),))])
+    for length, share in RIGHT.items():
+        assert prior[length.bit_length()][0] == pytest.approx(share, abs=0.03)
+    # What was not seen stays as it is shipped.
+    assert prior[0] == pytest.approx(acceptance.PRIOR[0])
+    assert guesses == pytest.approx(edit._PRIOR)
+
+
+def test_a_fitted_prior_is_used_and_put_back() -> None:
+    def speed() -> float:
+        return run(makers()["edit"], some(1), CPU).mean("speed")
+
+    shipped, hopeless = speed(), tuple((0.01,) * 3 for _ in acceptance.PRIOR)
+    with using(hopeless, edit._PRIOR):
+        assert speed() != shipped
+    assert speed() == shipped
