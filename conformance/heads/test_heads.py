@@ -14,7 +14,7 @@ from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.sample_utils import make_sampler
 
-from conformance.heads.oracle import Oracle, held
+from conformance.heads.oracle import VOCAB, Oracle, held
 from conformance.testing.decode.recorder import Step, gap
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.families import FAMILIES, OPTIONS, PROMPT, allowed, model_of, seeded
@@ -142,6 +142,48 @@ def rows(family: str, drafted: bool) -> list[list[int]]:
     if drafted:
         assert all(p.stats.drafted for p in planners if p)
     return list(found.values())
+
+
+class Shifting:
+    """Raises another token after each history. One that is not that of plain decoding changes all later tokens."""
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        return logits.at[:, (11 * tokens.size + tokens[-1].item()) % VOCAB].add(2.0)
+
+
+@pytest.mark.contract("C5")
+@pytest.mark.parametrize("family", ["llama", "qwen3_next", "gemma3_text"])
+def test_processors(family: str) -> None:
+    options = {"logits_processors": [Shifting()], "max_tokens": N}
+    right = [token for token, _ in generate_step(mx.array(PROMPT), model_of(family), **options)]
+    assert right != [token for token, _ in text_of(family)]
+    headed = HeadedModel(model_of(family).model, Oracle([PROMPT + right]))
+    drafted = {"draft_strategy": HeadDraftStrategy(), "disable_adaptive_gate": True, "stats": DraftStats()}
+    assert [token for token, *_ in speculative_generate_step(mx.array(PROMPT), headed, **options, **drafted)] == right
+    assert drafted["stats"].accepted > 0
+
+
+@pytest.mark.contract("C8")
+@pytest.mark.parametrize("family", ["llama", "mamba", "qwen3_next", "gemma3_text"])
+def test_one_forward_a_cycle(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is right in part costs no second pass of the model, and no token is fed twice."""
+    model, stats = model_of(family), DraftStats()
+    text = [token for token, _ in text_of(family)]
+    blocks: list[int] = []
+    call = type(model.model).__call__
+
+    def counted(self: Any, tokens: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        blocks.append(tokens.shape[1])
+        logits: mx.array = call(self, tokens, *args, **kwargs)
+        return logits
+
+    monkeypatch.setattr(type(model.model), "__call__", counted)
+    headed = HeadedModel(model.model, Oracle([PROMPT + text], wrong=3))
+    options = {"disable_adaptive_gate": True, "num_draft_tokens": 4, "stats": stats, "max_tokens": N}
+    list(speculative_generate_step(mx.array(PROMPT), headed, draft_strategy=HeadDraftStrategy(), **options))
+    assert 0 < stats.accepted < stats.drafted
+    assert len(blocks) - 1 == stats.forwards == stats.cycles
+    assert sum(blocks) == len(PROMPT) + stats.forwards - 1 + stats.drafted
 
 
 @pytest.mark.contract("C2")

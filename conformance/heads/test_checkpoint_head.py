@@ -1,0 +1,59 @@
+"""The head of a checkpoint, as docs/drafting.md brings it to the interface, with random values for its weights."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.draft import DraftStats
+from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.models import mimo
+
+from conformance import ROOT
+
+pytestmark = pytest.mark.contract("C4")
+PROMPT, N = mx.array([(7 * i + 3) % 64 for i in range(21)]), 24
+ARGS = mimo.ModelArgs("mimo", 64, 3, 128, 4, 1e-5, 64, 2)
+PREFIX = "model.mtp_layers.0."
+# The names of a published checkpoint, MiMo-7B, besides those that each layer of the model has.
+NAMES = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+
+
+def snippet() -> str:
+    """The class of the page."""
+    text = (ROOT / "docs" / "drafting.md").read_text("utf-8")
+    found = re.search(r"<!-- head -->\n(.*?)<!-- end head -->", text, re.DOTALL)
+    assert found
+    return re.sub("^    ", "", found[1], flags=re.MULTILINE)
+
+
+def checkpoint(model: Any) -> dict[str, mx.array]:
+    """Weights of a model and of its head, as a checkpoint has them."""
+    weights = dict(tree_flatten(model.parameters()))
+    layer = {name.removeprefix("model.layers.0."): w for name, w in weights.items() if ".layers.0." in name}
+    shapes = {f"{name}.weight": (64, 128) if name == "input_proj" else (64,) for name in NAMES}
+    shapes |= {name: weight.shape for name, weight in layer.items()}
+    return weights | {PREFIX + name: 0.1 * mx.random.normal(shape) for name, shape in shapes.items()}
+
+
+def test_a_checkpoint_head() -> None:
+    mx.random.seed(0)
+    model = mimo.Model(ARGS)
+    weights = checkpoint(model)
+    made: dict[str, Any] = {}
+    exec(snippet(), made)
+    head = made["MiMoHead"](model, weights)
+    # Each weight of the head has its place, and its value.
+    of_head = {name.removeprefix(PREFIX): w for name, w in weights.items() if name.startswith(PREFIX)}
+    found = dict(tree_flatten(head.parameters()))
+    assert found.keys() == of_head.keys()
+    assert all(mx.array_equal(found[name], weight) for name, weight in of_head.items())
+    stats = DraftStats()
+    plain = [token for token, _ in generate_step(PROMPT, model, max_tokens=N)]
+    options = {"draft_model": head, "num_draft_tokens": 3}
+    steps = speculative_generate_step(PROMPT, model, max_tokens=N, stats=stats, **options)
+    assert [token for token, *_ in steps] == plain
+    assert stats.drafted > 0
