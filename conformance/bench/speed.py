@@ -4,8 +4,9 @@ python -m conformance.bench.speed [--repeats 5] [--strategies edit suffix ngram-
 python -m conformance.bench.speed --model smollm2 --strategies edit --temperature 0.8
 
 Without --model it is the fixture with a wider MLP, which computes the same at the cost of a model of 24 million
-parameters. cells.py says how the runs take turns. An answer that runs into a loop is marked: a loop flatters every
-drafter.
+parameters. With it the prompts are tasks of its own, and of each kind of recorded answers the first one of the half that
+nothing is fitted to. cells.py says how the runs take turns. An answer that runs into a loop is marked: a loop flatters
+every drafter.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 from conformance.bench import models
 from conformance.bench.cells import LEAST_REPEATS, Ready, compared
 from conformance.bench.plan import FULL
+from conformance.recorded.answers import answers, is_judge
 from conformance.smollm2 import MODELS, NotMade
 from conformance.smollm2.tasks import TASKS
 from conformance.testing.arguments import at_least_one, parser
@@ -24,6 +26,16 @@ from conformance.testing.texts.prompts import PROMPTS
 
 LOOKUPS = ("edit", "suffix", "ngram-simple", "ngram-mod")
 HEAD = ("prompt", "strategy", "speed", "spread", "plain tokens a second", "tokens", "tokens a forward", "fed a token")
+
+
+def known(subject: models.Subject, is_real: bool) -> dict[str, list[int]]:
+    """The prompts by name, in token ids."""
+    asked = {name: make() for name, make in TASKS.items()} if is_real else PROMPTS
+    found = {name: subject.encode(messages) for name, messages in asked.items()}
+    for one in answers() if is_real else ():
+        if is_judge(one.source):
+            found.setdefault(one.kind, one.prompt)
+    return found
 
 
 def main() -> int:
@@ -36,18 +48,18 @@ def main() -> int:
     add("--model", choices=list(MODELS), help="a model of scripts/model.sh, with tasks of its own")
     add("--prompts", nargs="+", metavar="NAME", help="some of the prompts")
     args = options.parse_args()
-    known = {name: make() for name, make in TASKS.items()} if args.model else PROMPTS
     if args.repeats < LEAST_REPEATS:
         options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
-    if unknown := set(args.prompts or ()) - set(known):
-        options.error(f"--prompts: no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     try:
         subject = models.other(args.model) if args.model else models.larger(FULL.hidden)
     except NotMade as error:
         sys.exit(f"error: {error}")
+    prompts = known(subject, bool(args.model))
+    if unknown := set(args.prompts or ()) - set(prompts):
+        options.error(f"--prompts: no {', '.join(sorted(unknown))}; there are {', '.join(prompts)}")
     print(f"{subject.name}, {subject.weights}\n\n{table(HEAD)}")
-    for name in args.prompts or known:
-        ready = Ready(subject, subject.encode(known[name]), args.tokens, args.temperature)
+    for name in args.prompts or prompts:
+        ready = Ready(subject, prompts[name], args.tokens, args.temperature)
         for strategy, row in zip(args.strategies, compared(ready, args.strategies, args.repeats), strict=True):
             spread = f"{row['low']:.2f} to {row['high']:.2f}" if row["parity"] else "no parity"
             n_tokens = f"{row['tokens']}{' (a loop)' * row['loop']}"
