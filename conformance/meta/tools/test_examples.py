@@ -1,0 +1,157 @@
+"""The examples of README.md and docs/: each runs, drafts something, and prints what the page shows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+from mlx_lm.draft import LearnedCosts, device_costs
+from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
+
+from conformance import ROOT
+from conformance.__main__ import main as ask
+from conformance.check import check, probe
+from conformance.check.prompts import built_in
+from conformance.series.patches import PATCHES
+from conformance.simulate import batches
+from conformance.simulate.__main__ import SEEDS, TABLES, makers, run
+from conformance.simulate.baselines import RIVALS
+from conformance.testing.tables import line
+from conformance.testing.texts.recorded_streams import bpe, streams
+
+README, USE, DRAFTING = "README.md", "docs/use.md", "docs/drafting.md"
+Capture = pytest.CaptureFixture[str]
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def blocks(page: str, words: str) -> list[str]:
+    """The indented blocks of a page that have these words: commands, programs and what they print."""
+    found = re.findall(r"(?:(?:^    .*\n)+\n*)*^    .*\n", text_of(page), re.MULTILINE)
+    return [textwrap.dedent(block) for block in found if words in block]
+
+
+def block(page: str, words: str) -> str:
+    (found,) = blocks(page, words)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def printed(command: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> str:
+    """What a command of the package prints, run in this process."""
+    name, *arguments = shlex.split(command.replace("\\\n", " "))
+    assert name == ".venv/bin/mlx_lm.generate"
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    importlib.import_module("mlx_lm.generate").main()
+    return capsys.readouterr().out
+
+
+def drafting(text: str) -> tuple[str, float]:
+    """The line about the drafts without its numbers, and the tokens of a forward pass."""
+    (shown,) = re.findall(r"^Drafting: .*$", text, re.MULTILINE)
+    return re.sub(r"[\d.]+", "N", shown), float(shown.split()[-2])
+
+
+@pytest.mark.parametrize("page", [README, USE])
+def test_the_first_command(page: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    command = block(page, "mlx_lm.generate --model conformance/fixture --max-tokens 200")
+    drafted = printed(command, monkeypatch, capsys)
+    plain = printed(command.replace("--prompt-lookup-num-tokens 8", ""), monkeypatch, capsys)
+    assert plain.split("==========")[1] == drafted.split("==========")[1]
+    shown, said = drafting(block(page, "30 tokens drafted")), drafting(drafted)
+    # How long drafts are depends on what passes cost on this machine: 3.0 to 3.6 with tables that differ much.
+    assert shown[0] == said[0]
+    assert shown[1] == pytest.approx(said[1], abs=0.5)
+
+
+def test_the_json(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    said = json.loads(printed(block(USE, "--draft-type auto --json"), monkeypatch, capsys))
+    assert said["draft"]["accepted"] > 10
+
+
+@pytest.mark.parametrize("page", [USE, DRAFTING])
+def test_each_program_drafts(page: str, capsys: Capture, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator that nobody reads prints nothing."""
+    names: dict[str, Any] = {}
+    for name in ("README.md", "conformance"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    # One of them writes a file.
+    monkeypatch.chdir(tmp_path)
+    for program in blocks(page, "stream_generate("):
+        exec(program, names)
+        assert capsys.readouterr().out, program
+        assert names["response"].draft.drafted > 0, program
+
+
+def test_the_answer_of_check(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """For the prompt that is shown, with costs that a busy machine does not change."""
+    shown = block(USE, "passage, short").replace("...\n", "")
+    monkeypatch.setattr(LearnedCosts, "learn", lambda *_: None)
+    monkeypatch.setattr(check, "built_in", lambda: {"passage, short": built_in()["passage, short"]})
+    assert ask(["check", "--model", "conformance/fixture"]) == 0
+    assert versions(capsys.readouterr().out) == versions(shown)
+
+
+def versions(text: str) -> str:
+    """A text whose numbers of versions do not count."""
+    return re.sub(r"(mlx(?:-lm)?) [\d.]+(\+lookup\.\d+)?", r"\1 N", text)
+
+
+def test_the_table_of_probe(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Without its last column and the draft that follows from it, which are of one machine."""
+    monkeypatch.setattr(probe, "QUICK_REPEATS", 1)
+    monkeypatch.setattr(probe, "CONTEXTS", (16,))
+    assert ask(["probe", "--model", "conformance/fixture", "--quick"]) == 0
+    cost = re.compile(r"[\d.]+ \|$|num_draft_tokens=\d+", re.MULTILINE)
+    shown, said = (cost.sub("", versions(text)) for text in (block(USE, "other token"), capsys.readouterr().out))
+    assert shown.strip() == said.strip()
+
+
+@pytest.mark.parametrize("name", ["rename_one", "to_csv"])
+def test_a_row_of_the_edits(name: str) -> None:
+    recorded = streams(SEEDS, encode=bpe(), names=[name])
+    speeds = [
+        run(makers()[strategy], recorded, TABLES[costs], bound=MAX_AUTO_DRAFT).by_name[name].speed
+        for costs in ("gpu", "m4", "cpu")
+        for strategy in ("edit", "suffix")
+    ]
+    assert f"\n{line([name, *speeds])}\n" in text_of(DRAFTING)
+
+
+def test_a_row_of_all_kinds_of_work() -> None:
+    """The first one: the memory of ngram-mod is empty there."""
+    recorded, compared = streams(SEEDS, encode=bpe(), names=["rename"]), makers() | RIVALS
+    names = ("edit", "suffix", "ngram-simple", "ngram-mod", "transformers, 10", "longest, recent")
+    assert f"\n|  | {' | '.join(names)} |\n" in text_of(DRAFTING)
+    rows = [run(compared[name], recorded, TABLES["cpu"], bound=MAX_AUTO_DRAFT) for name in names]
+    assert f"\n{line(['rename', *(row.by_name['rename'].speed for row in rows)])}\n" in text_of(DRAFTING)
+
+
+def test_a_row_of_the_batches() -> None:
+    asked = batches.requests("prose")
+    speeds = [batches.decode(asked, n, device_costs(name)).speed for name in batches.DEVICES for n in batches.SIZES]
+    assert f"\n{line(['prose', *speeds])}\n" in text_of(USE)
+
+
+def test_the_number_of_patches() -> None:
+    shown = re.findall(r"lookup\.(\d+)|\(\d+/(\d+)\)", text_of(USE))
+    assert {int(a or b) for a, b in shown} == {len(PATCHES)}
+
+
+@pytest.mark.planted
+def test_a_block_ends_where_the_text_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page.md").write_text("A\n\n    one\n\n      two\n\nB `one`\n\n    three one\n")
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    assert blocks("page.md", "one") == ["one\n\n  two\n", "three one\n"]
