@@ -25,7 +25,9 @@ NEEDED = {False: 470_000_000, True: 320_000_000}
 
 def main() -> int:
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="scripts/model.sh", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(
+        prog="scripts/model.sh", description=__doc__, formatter_class=form, allow_abbrev=False
+    )
     parser.add_argument("--4bit", dest="keep_4bit", action="store_true", help="keep the weights in 4 bits")
     args = parser.parse_args()
     folder = VENDOR / ("smollm2-4bit" if args.keep_4bit else "smollm2")

@@ -4,8 +4,8 @@ set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/python.sh
 . "$here/python.sh"
-case " $* " in
-  *" -h "* | *" --help "*) ;;
-  *) [ -x "$here/../.venv/bin/mlx_lm.generate" ] || "$here/apply.sh" ;;
+# With anything else it ends at once, in a help or an error.
+case "$*" in
+  "" | --4bit) [ -x "$here/../.venv/bin/mlx_lm.generate" ] || "$here/apply.sh" ;;
 esac
 exec "$PYTHON" "$here/model.py" "$@"

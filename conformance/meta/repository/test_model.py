@@ -110,6 +110,14 @@ def test_a_second_run_does_nothing(clone: Clone) -> None:
     assert "already there: SmolLM2-135M-Instruct" in done.stdout
 
 
+@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--nosuch", 2), ("--4", 2)])
+def test_an_option_that_it_does_not_take_makes_nothing(clone: Clone, option: str, status: int) -> None:
+    before = clone.state()
+    done = clone.run("model.sh", option)
+    assert (done.returncode, clone.state()) == (status, before)
+    assert "usage: scripts/model.sh" in done.stdout + done.stderr
+
+
 def test_without_a_network_it_says_so(clone: Clone) -> None:
     done = run(clone, PIP_NO_INDEX="1", PIP_FIND_LINKS="")
     assert done.returncode == 1
