@@ -1,4 +1,4 @@
-"""Each link of a document leads to a file of this repository, and to a heading of it."""
+"""What a document links to and names is in this repository, and README.md fits on the first screens."""
 
 from __future__ import annotations
 
@@ -53,3 +53,34 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert broken(page) == []
     page.write_text("[a](gone.md) [b](other.md#none) [c](#there)")
     assert broken(page) == ["gone.md", "other.md#none", "#there"]
+
+
+# Paths and modules, also in examples.
+PATHS = re.compile(r"(?<![\w/.-])((?:conformance|scripts|docs)/[\w/.-]*\w)")
+MODULES = re.compile(r"python -m (conformance[\w.]*)")
+
+
+def missing(text: str) -> set[str]:
+    """The paths and modules of this repository that a text names, but which are not there."""
+    paths = {name: [ROOT / name] for name in PATHS.findall(text)}
+    for name in MODULES.findall(text):
+        path = ROOT / name.replace(".", "/")
+        paths[name] = [path.with_suffix(".py"), path / "__main__.py"]
+    return {name for name, places in paths.items() if not any(place.exists() for place in places)}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_a_document_names_is_there(name: str) -> None:
+    assert missing((ROOT / name).read_text()) == set()
+
+
+@pytest.mark.planted
+def test_a_name_that_is_gone_is_found() -> None:
+    assert missing("scripts/apply.sh, conformance/demo/, python -m conformance.demo, /tmp/scripts/x") == set()
+    assert missing("scripts/gone.sh, `python -m conformance.gone`") == {"scripts/gone.sh", "conformance.gone"}
+
+
+def test_the_readme_is_short_and_the_pages_are_six() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 100
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert pages == {"use", "drafting", "contracts", "benchmarks", "releases", "upstream"}
