@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from conformance.series.patches import DEFAULT, RELEASES
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
+pytest_plugins = ["pytester"]
 
 MODEL_FAULT = re.compile(r"Upstream model fault, (\w+): ")
 CONFTEST = """
@@ -24,8 +22,8 @@ from pathlib import Path
 from conformance.expectations.plugin import Plugin
 
 def pytest_configure(config):
-    strict = not Path(__file__).with_name("borrowed").exists()
-    config.pluginmanager.register(Plugin(Path(__file__).with_name("expected.txt"), strict))
+    strict = not Path("borrowed").exists()
+    config.pluginmanager.register(Plugin(Path("expected.txt"), strict))
 """
 TESTS = """
 import pytest
@@ -34,27 +32,6 @@ import pytest
 def test_it(n):
     assert n == 2
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_some.py").write_text(TESTS)
-    (tmp_path / "test_other.py").write_text("from mlx_lm.draft import nothing_like_it\n")
-    (tmp_path / "mlx_lm").mkdir()
-    (tmp_path / "mlx_lm" / "__init__.py").touch()
-    return tmp_path
-
-
-def run(folder: Path, expected: str, *arguments: str) -> tuple[int, str]:
-    """Run the tests of a folder, without the plugins that take seconds to start."""
-    (folder / "expected.txt").write_text(expected)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfExX", "--rootdir", ".", *arguments]
-    env = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=folder, env=os.environ | env, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
-
-
 RIGHT = """# It has no drafts.
 test_other.py::import
 
@@ -63,40 +40,64 @@ test_other.py::import
 test_some.py::test_it[0]
 test_some.py::test_it[1]
 """
-
-
-IN_ONE_PROCESS: list[str] = []
-IN_TWO = ["-p", "xdist", "-n", "2"]
-
-
-@pytest.mark.parametrize("how", [IN_ONE_PROCESS, IN_TWO])
-def test_what_is_expected_is_no_failure(folder: Path, how: list[str]) -> None:
-    code, said = run(folder, RIGHT, *how)
-    assert code == 0, said
-    assert "1 passed, 3 xfailed" in said
-    assert "Small numbers fail." in said
-
-
 STALE = ["test_some.py::test_gone", "test_gone.py::test_it*", "test_some.py::test_it[3]"]
+MORE = RIGHT.replace("test_it[1]", "test_it*")
 
 
-@pytest.mark.parametrize("how", [IN_ONE_PROCESS, IN_TWO])
-def test_a_stale_id_is_a_failure(folder: Path, how: list[str]) -> None:
-    code, said = run(folder, "\n".join([RIGHT.strip(), *STALE, ""]), *how)
+@pytest.fixture
+def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    # Other plugins take seconds to start.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_some=TESTS, test_other="from mlx_lm.nothing_like_it import drafts")
+    return pytester
+
+
+def run(folder: pytest.Pytester, expected: str, *arguments: str) -> tuple[int, str]:
+    (folder.path / "expected.txt").write_text(expected)
+    done = folder.runpytest_inprocess("-q", "-rfExX", "-p", "no:cacheprovider", *arguments)
+    return int(done.ret), f"{done.outlines}{done.errlines}"
+
+
+@pytest.mark.parametrize(
+    ("expected", "code", "said"),
+    [
+        (RIGHT, 0, ["1 passed, 3 xfailed", "Small numbers fail."]),
+        (
+            RIGHT + "\n".join(STALE),
+            1,
+            [f":{number}: no test is {line}" for number, line in enumerate(STALE, 8)],
+        ),
+        (MORE, 1, ["[XPASS(strict)] Small numbers fail."]),
+        (
+            RIGHT.replace("test_other.py::import\n", ""),
+            1,
+            ["FAILED test_other.py::import", "ModuleNotFoundError: No module named 'mlx_lm.nothing_like_it'"],
+        ),
+        (
+            RIGHT.replace("# Small\n# numbers fail.\n", ""),
+            4,
+            ["expected.txt:4: an expectation needs its reason"],
+        ),
+    ],
+    ids=["right", "stale", "passes", "cannot be imported", "without a reason"],
+)
+def test_what_a_file_expects(folder: pytest.Pytester, expected: str, code: int, said: list[str]) -> None:
+    found, output = run(folder, expected)
+    assert found == code, output
+    for part in said:
+        assert part in output
+
+
+def test_two_processes_expect_the_same(folder: pytest.Pytester) -> None:
+    code, said = run(folder, RIGHT + "\n".join(STALE), "-p", "xdist", "-n", "2")
     assert code == 1, said
-    for number, line in enumerate(STALE, 8):
-        assert f":{number}: no test is {line}" in said
+    assert "3 failed, 1 passed, 3 xfailed" in said
 
 
-def test_an_expected_failure_that_passes_is_a_failure(folder: Path) -> None:
-    code, said = run(folder, RIGHT.replace("test_it[1]", "test_it*"))
-    assert code == 1
-    assert "[XPASS(strict)] Small numbers fail." in said
-
-
-def test_what_passes_is_no_failure_where_the_file_is_borrowed(folder: Path) -> None:
-    (folder / "borrowed").touch()
-    code, said = run(folder, RIGHT.replace("test_it[1]", "test_it*") + "test_some.py::test_gone\n")
+def test_what_passes_is_no_failure_where_the_file_is_borrowed(folder: pytest.Pytester) -> None:
+    (folder.path / "borrowed").touch()
+    code, said = run(folder, f"{MORE}test_some.py::test_gone\n")
     assert code == 0, said
     assert "XPASS test_some.py::test_it[2]" in said
     # Any other failure still fails the run.
@@ -122,24 +123,14 @@ def test_the_nearest_release(tmp_path: Path, version: str, release: str) -> None
     assert nearest(version, "stock", tmp_path).name == f"{release}-stock.txt"
 
 
-def test_what_cannot_be_imported_says_why(folder: Path) -> None:
-    code, said = run(folder, RIGHT.replace("test_other.py::import\n", ""))
-    assert code == 1
-    assert "FAILED test_other.py::import" in said
-    assert "ModuleNotFoundError: No module named 'mlx_lm.draft'" in said
-    (folder / "test_other.py").write_text("from os import nothing_like_it\n")
+def test_another_missing_name_is_an_error_of_the_file(folder: pytest.Pytester) -> None:
+    folder.makepyfile(test_other="from os import nothing_like_it")
     assert run(folder, RIGHT)[0] == 2
 
 
-def test_a_part_of_the_tests_makes_no_id_stale(folder: Path) -> None:
-    for part in (["test_some.py"], ["test_some.py::test_it[2]"], ["-k", "2"]):
-        assert run(folder, RIGHT, *part)[0] == 0
-
-
-def test_an_expectation_without_a_reason_is_an_error(folder: Path) -> None:
-    code, said = run(folder, RIGHT.replace("# Small\n# numbers fail.\n", ""))
-    assert code == 4
-    assert "expected.txt:4: an expectation needs its reason" in said
+@pytest.mark.parametrize("part", [["test_some.py"], ["test_some.py::test_it[2]"], ["-k", "2"]], ids=str)
+def test_a_part_of_the_tests_makes_no_id_stale(folder: pytest.Pytester, part: list[str]) -> None:
+    assert run(folder, RIGHT, *part)[0] == 0
 
 
 def too_much(expectations: list[Expectation]) -> list[Expectation]:
