@@ -5,10 +5,7 @@ What is planted: each outcome that a test can have, in runs with the series and 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from conformance.scorecard.__main__ import CONTRACTS, FAILED, NEEDED, PASSED, RE
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
+pytest_plugins = ["pytester"]
 
 CONFTEST = """
 from pathlib import Path
@@ -30,7 +28,7 @@ pytest_collection_modifyitems = conftest.pytest_collection_modifyitems
 def pytest_configure(config):
     config.addinivalue_line("markers", "contract(name): its row")
     config.addinivalue_line("markers", "selftest: of the suite")
-    config.pluginmanager.register(Plugin(Path(__file__).with_name("expected.txt")), "expectations")
+    config.pluginmanager.register(Plugin(Path("expected.txt")), "expectations")
 """
 TESTS = """
 import pytest
@@ -81,27 +79,17 @@ test_other.py::import
 
 @pytest.mark.planted
 @pytest.mark.parametrize("how", [[], ["-p", "xdist", "-n", "2"]], ids=["one process", "two"])
-def test_each_outcome_is_told(tmp_path: Path, how: list[str]) -> None:
-    folder = tmp_path / "contracts" / "c4_parity"
-    folder.mkdir(parents=True)
+def test_each_outcome_is_told(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, how: list[str]) -> None:
+    # Other plugins take seconds to start.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_other="from mlx_lm.nothing_like_it import drafts")
+    folder = pytester.mkdir("contracts") / "c4_parity"
+    folder.mkdir()
     (folder / "test_some.py").write_text(TESTS)
-    (tmp_path / "test_other.py").write_text("from mlx_lm.draft import nothing_like_it\n")
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "expected.txt").write_text(EXPECTED)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        ".",
-        "--junit-xml=stock.xml",
-        *how,
-    ]
-    env = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    said = subprocess.run(command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True).stdout
-    run = read(tmp_path / "stock.xml")
+    (pytester.path / "expected.txt").write_text(EXPECTED)
+    said = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--junit-xml=stock.xml", *how).outlines
+    run = read(pytester.path / "stock.xml")
     told = {row: dict(counts) for row, counts in run.rows.items() if counts}
     c4 = {PASSED: 3, FAILED: 4, "wrong": 1, SKIPPED: 1}
     assert told == {"C3 exits": {PASSED: 1}, "C4 parity": c4, REST: {NEEDED: 1}}, said
