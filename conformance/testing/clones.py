@@ -10,14 +10,20 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from conformance import ROOT
 
 
 @dataclass
 class Clone:
     root: Path
+
+    @classmethod
+    def made(cls, root: Path) -> Clone:
+        for name in ("scripts", "patches", "vendor/sdist"):
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "vendor" / "releases.toml", root / "vendor")
+        (root / "vendor" / ".lock").touch()
+        return cls(root)
 
     def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a script from another directory, as a user may."""
@@ -84,13 +90,3 @@ def git(where: Path, *args: str) -> str:
     done = subprocess.run(["git", "-C", where, *identity, *args], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-@pytest.fixture
-def clone(tmp_path: Path) -> Clone:
-    root = tmp_path / "a path with spaces"
-    for name in ("scripts", "patches", "vendor/sdist"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "vendor" / "releases.toml", root / "vendor")
-    (root / "vendor" / ".lock").touch()
-    return Clone(root)

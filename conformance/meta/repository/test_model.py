@@ -18,9 +18,8 @@ from pin import Refused
 
 from conformance.smollm2 import MODELS, NotMade, path_of
 from conformance.smollm2 import convert as conversion
-from conformance.testing.clones import Clone, clone
+from conformance.testing.clones import Clone
 
-__all__ = ["clone"]
 pytestmark = pytest.mark.repository
 
 HIDDEN, HEADS, LETTERS = 64, 2, [chr(c) for c in range(ord("a"), ord("z") + 1)]

@@ -11,9 +11,7 @@ import pytest
 from checkout import extract
 
 from conformance.series.patches import DEFAULT
-from conformance.testing.clones import Clone, clone, git
-
-__all__ = ["clone"]
+from conformance.testing.clones import Clone, git
 
 pytestmark = pytest.mark.repository
 

@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pin
 import pytest
 
-from conformance.testing.clones import Clone, clone
+from conformance.testing.clones import Clone
 
-__all__ = ["clone"]
 pytestmark = pytest.mark.repository
 
 

@@ -1,0 +1,31 @@
+"""Copies of this repository, in paths with spaces."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conformance.testing.clones import Clone
+
+NAME = "a path with spaces"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    """A copy without a checkout."""
+    return Clone.made(tmp_path / NAME)
+
+
+@pytest.fixture(scope="session")
+def applied_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Clone.made(tmp_path_factory.mktemp("applied") / NAME)
+    made.apply()
+    return made.root
+
+
+@pytest.fixture
+def applied(applied_once: Path, tmp_path: Path) -> Clone:
+    """A copy with the checkout of the default release, which takes seconds to make."""
+    return Clone(shutil.copytree(applied_once, tmp_path / NAME, symlinks=True))
