@@ -1,4 +1,4 @@
-"""Run the tests of a tree of mlx-lm, each run in its own process.
+"""Run something on the mlx-lm of a tree, in its own process: its tests, or a function.
 
 On Linux that process is a fork of one that has done the slow imports, but has not imported mlx or mlx-lm. On other
 systems it is a new process.
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,37 +44,50 @@ class FirstFailure:
             pytest.exit("the first failure")
 
 
-def run_tests(tree: Path, *arguments: str, to_the_end: bool = False) -> Done:
-    """Run pytest on the mlx-lm of a tree, up to the first failure or to the end."""
-    output = tree / "output.txt"
+def in_tree(tree: Path, folder: Path, call: Callable[..., int], *arguments: Any, timeout: float | None = None) -> Done:
+    """Call a function in a folder, on the mlx-lm of a tree. The function returns the exit status."""
     # One run at a time: environment variables belong to the whole process.
     with STARTING, patch.dict(os.environ, SETTINGS):
-        process = CONTEXT.Process(target=_child, args=(tree, arguments, to_the_end, output))
+        process = CONTEXT.Process(target=_child, args=(tree, folder, call, arguments))
         process.start()
-    process.join()
-    said = output.read_text(errors="replace")
+    process.join(timeout)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
     assert process.exitcode is not None
-    assert process.exitcode != OTHER_TREE, "the tests ran on another mlx-lm"
-    return Done(process.exitcode, said)
+    assert process.exitcode != OTHER_TREE, "it ran on another mlx-lm"
+    return Done(process.exitcode, (folder / "output.txt").read_text(errors="replace"))
 
 
-def _child(tree: Path, arguments: tuple[str, ...], to_the_end: bool, output: Path) -> None:
-    with output.open("wb") as file:
+def _child(tree: Path, folder: Path, call: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+    with (folder / "output.txt").open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     if "mlx_lm" in sys.modules:
         sys.exit(OTHER_TREE)
-    os.chdir(tree)
-    sys.path.insert(0, str(tree))
-    # In fewer columns pytest cuts off the name of the error.
-    os.environ |= {"PYTHONPATH": str(tree), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "240"}
-    import pytest
-
-    first = FirstFailure()
-    code = pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[] if to_the_end else [first])
+    os.chdir(folder)
+    sys.path[:0] = [str(folder), str(tree)]
+    # Runs that share the tree compile it once.
+    sys.dont_write_bytecode = False
+    code = call(*arguments)
     package = sys.modules.get("mlx_lm")
     if package is not None and not Path(str(package.__file__)).is_relative_to(tree):
         code = OTHER_TREE
     sys.stdout.flush()
-    # sys.exit would wait for threads that a failed test left behind.
-    os._exit(1 if first.failed else code)
+    # sys.exit would wait for threads that are left behind, of a failed test or of a server.
+    os._exit(code)
+
+
+def run_tests(tree: Path, *arguments: str, to_the_end: bool = False) -> Done:
+    """Run pytest on the mlx-lm of a tree, up to the first failure or to the end."""
+    return in_tree(tree, tree, _pytest, str(tree), arguments, to_the_end)
+
+
+def _pytest(tree: str, arguments: tuple[str, ...], to_the_end: bool) -> int:
+    # In fewer columns pytest cuts off the name of the error.
+    os.environ |= {"PYTHONPATH": tree, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "240"}
+    import pytest
+
+    first = FirstFailure()
+    code = pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[] if to_the_end else [first])
+    return 1 if first.failed else int(code)

@@ -7,10 +7,9 @@ series.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 
 from conformance import FIXTURE, ROOT
 from conformance.series.patches import RELEASES, checkout, commits, unpack
-from conformance.series.trees import CONTEXT, OTHER_TREE, SETTINGS
+from conformance.series.trees import in_tree
 
 pytestmark = pytest.mark.patched_source
 DOCUMENT = ROOT / "docs" / "upstream.md"
@@ -53,36 +52,19 @@ FILES, REPRODUCTIONS = parse(DOCUMENT.read_text())
 
 
 def run(tree: Path, folder: Path, code: str) -> str:
-    """The output of code in its own process, on the mlx-lm of a tree, without stderr."""
+    """What code prints on the mlx-lm of a tree."""
     for name, text in FILES.items():
         (folder / name).write_text(text)
     shutil.copytree(FIXTURE, folder / "conformance" / "fixture", dirs_exist_ok=True)
-    output, errors = folder / "output.txt", folder / "errors.txt"
-    process = CONTEXT.Process(target=_child, args=(tree, folder, code, output, errors))
-    process.start()
-    process.join(TIMEOUT)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    assert process.exitcode == 0, errors.read_text(errors="replace")[-3000:]
-    return output.read_text()
+    done = in_tree(tree, folder, _reproduce, code, timeout=TIMEOUT)
+    assert done.returncode == 0, done.said[-3000:]
+    return (folder / "printed.txt").read_text()
 
 
-def _child(tree: Path, folder: Path, code: str, output: Path, errors: Path) -> None:
-    for stream, path in enumerate((output, errors), start=1):
-        with path.open("wb") as file:
-            os.dup2(file.fileno(), stream)
-    if "mlx_lm" in sys.modules:
-        sys.exit(OTHER_TREE)
-    os.environ |= SETTINGS
-    # The reproductions share the tree, so its bytecode is compiled once.
-    sys.dont_write_bytecode = False
-    os.chdir(folder)
-    sys.path[:0] = [str(folder), str(tree)]
-    exec(compile(code, "reproduction", "exec"), {"__name__": "__main__"})
-    sys.stdout.flush()
-    # Threads of a server may still run.
-    os._exit(0 if Path(str(sys.modules["mlx_lm"].__file__)).is_relative_to(tree) else OTHER_TREE)
+def _reproduce(code: str) -> int:
+    with open("printed.txt", "w") as file, redirect_stdout(file):
+        exec(compile(code, "reproduction", "exec"), {"__name__": "__main__"})
+    return 0
 
 
 @pytest.fixture(scope="module")
