@@ -24,6 +24,7 @@ from pin import (
     find_release,
     made_by_this_python,
     make_venv,
+    pip_command,
     temporary,
 )
 
@@ -64,8 +65,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
         raise Refused(f"{' '.join(map(str, command[1:5]))} failed: " + "\n".join(said[-12:]))
 
 
-def quiet_pip(python: Path) -> list[str | Path]:
-    return [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+QUIET = ("--disable-pip-version-check", "--quiet")
 
 
 def wheel_path(label: str, commit: str) -> Path:
@@ -82,10 +82,10 @@ def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
     with temporary("build") as scratch:
         git(scratch, "clone", "--quiet", "--shared", str(checkout), str(scratch / "source"))
         git(scratch / "source", "checkout", "--quiet", "--detach", commit)
-        make_venv(scratch / "venv")
-        pip = quiet_pip(scratch / "venv" / "bin" / "python")
         version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
-        run(*pip, "wheel", "--no-deps", "--wheel-dir", scratch, scratch / "source", env=version)
+        run(
+            *pip_command(scratch), *QUIET, "wheel", "--no-deps", "--wheel-dir", scratch, scratch / "source", env=version
+        )
         wheel.parent.mkdir(parents=True, exist_ok=True)
         os.replace(scratch / wheel.name, wheel)
     return wheel
@@ -93,7 +93,7 @@ def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
 
 def pip_install(python: Path, source: str, *needs: str, env: dict[str, str] | None = None) -> None:
     """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel or a tree ("@ URL"), and what it needs."""
-    pip = [*quiet_pip(python), "install"]
+    pip = [python, "-m", "pip", *QUIET, "install"]
     run(*pip, f"mlx-lm{mlx_extra()} {source}", *needs, env=env)
     if source.startswith("@"):
         # Two trees can have the same version. pip would then keep the old one.
@@ -122,7 +122,7 @@ def lowest_mlx(wheel: Path) -> str:
 
 def use_lowest_mlx(python: Path, wheel: Path) -> None:
     """Install the oldest mlx that a wheel allows, instead of the newest."""
-    run(*quiet_pip(python), "install", f"mlx{mlx_extra()}=={lowest_mlx(wheel)}")
+    run(python, "-m", "pip", *QUIET, "install", f"mlx{mlx_extra()}=={lowest_mlx(wheel)}")
 
 
 def source(args: argparse.Namespace) -> tuple[Path, str, str]:
