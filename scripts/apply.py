@@ -17,6 +17,7 @@ from checkout import (
     head,
     import_release,
     lend_default,
+    place,
     series_key,
 )
 from install import build_wheel, install, installed, mlx_extra
@@ -109,10 +110,7 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
         if release != find_release(None):
             lend_default(fresh, [PATCHES / patch_name(patch) for patch in patches], scratch)
         apply_patches(fresh, patches, release.version)
-        Stamp(key, base, head(fresh)).write(fresh)
-        if release.checkout.exists():
-            os.rename(release.checkout, scratch / "old")
-        os.rename(fresh, release.checkout)
+        place(fresh, release.checkout, Stamp(key, base, head(fresh)))
 
 
 def wanted(checkout: Path, label: str) -> dict[str, str]:

@@ -82,6 +82,20 @@ class Stamp:
         self.path(checkout).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
+def place(fresh: Path, checkout: Path, stamp: Stamp) -> None:
+    """Move a new checkout into the place of an older one."""
+    stamp.write(fresh)
+    if checkout.exists():
+        os.rename(checkout, fresh.with_name("old"))
+    os.rename(fresh, checkout)
+
+
+def identify(checkout: Path) -> None:
+    """Give a checkout the identity of the series, for commits that somebody makes there."""
+    for key in ("name", "email"):
+        git(checkout, "config", f"user.{key}", IDENTITY[key.upper()])
+
+
 def series_key(base: str, patches: list[Path]) -> str:
     """A hash of everything that a checkout is made from."""
     digest = hashlib.sha256(f"{base} {DATE}".encode())
@@ -104,8 +118,7 @@ def import_release(release: Release, into: Path) -> str:
     os.rename(into.parent / f"mlx_lm-{release.version}", into)
     git(into, "init", "--quiet", f"--initial-branch={BRANCH}")
     (into / ".git" / "info" / "exclude").write_text(IGNORED)
-    for key in ("name", "email"):
-        git(into, "config", f"user.{key}", IDENTITY[key.upper()])
+    identify(into)
     git(into, "add", "--all", "--force")
     git(into, "commit", "--quiet", "--message", f"mlx-lm {release.version}\n\nThe sdist, sha256 {release.sha256}")
     return head(into)

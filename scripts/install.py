@@ -53,8 +53,11 @@ def installed(venv: Path, wanted: object) -> bool:
     return made_by_this_python(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
 
 
+QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "1"}
+
+
 def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, env=os.environ | (env or {}), capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | QUIET | (env or {}), capture_output=True, text=True)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         check_disk(done.stderr)
@@ -65,17 +68,10 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
         raise Refused(f"{' '.join(map(str, command[1:5]))} failed: " + "\n".join(said[-12:]))
 
 
-QUIET = ("--disable-pip-version-check", "--quiet")
-
-
-def wheel_path(label: str, commit: str) -> Path:
-    return VENDOR / "wheels" / commit[:12] / f"mlx_lm-{label}-py3-none-any.whl"
-
-
 def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
     """Build the wheel of a commit, by default the last one, once. The checkout does not change: a copy is built."""
     commit = commit or head(checkout)
-    wheel = wheel_path(label, commit)
+    wheel = VENDOR / "wheels" / commit[:12] / f"mlx_lm-{label}-py3-none-any.whl"
     if wheel.exists():
         return wheel
     print(f"building {wheel.name}", flush=True)
@@ -83,9 +79,7 @@ def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
         git(scratch, "clone", "--quiet", "--shared", str(checkout), str(scratch / "source"))
         git(scratch / "source", "checkout", "--quiet", "--detach", commit)
         version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
-        run(
-            *pip_command(scratch), *QUIET, "wheel", "--no-deps", "--wheel-dir", scratch, scratch / "source", env=version
-        )
+        run(*pip_command(scratch), "wheel", "--no-deps", "--wheel-dir", scratch, scratch / "source", env=version)
         wheel.parent.mkdir(parents=True, exist_ok=True)
         os.replace(scratch / wheel.name, wheel)
     return wheel
@@ -93,7 +87,7 @@ def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
 
 def pip_install(python: Path, source: str, *needs: str, env: dict[str, str] | None = None) -> None:
     """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel or a tree ("@ URL"), and what it needs."""
-    pip = [python, "-m", "pip", *QUIET, "install"]
+    pip: list[str | Path] = [python, "-m", "pip", "install"]
     run(*pip, f"mlx-lm{mlx_extra()} {source}", *needs, env=env)
     if source.startswith("@"):
         # Two trees can have the same version. pip would then keep the old one.
@@ -122,34 +116,22 @@ def lowest_mlx(wheel: Path) -> str:
 
 def use_lowest_mlx(python: Path, wheel: Path) -> None:
     """Install the oldest mlx that a wheel allows, instead of the newest."""
-    run(python, "-m", "pip", *QUIET, "install", f"mlx{mlx_extra()}=={lowest_mlx(wheel)}")
+    run(python, "-m", "pip", "install", f"mlx{mlx_extra()}=={lowest_mlx(wheel)}")
 
 
 def source(args: argparse.Namespace) -> tuple[Path, str, str]:
     """The checkout, the commit and the version to install."""
-    if args.checkout:
-        stamp = Stamp.read(args.checkout)
-        if stamp is None:
-            raise Refused(f"{args.checkout} was not made by scripts/port.sh or scripts/apply.sh.")
-        # A clone's directory has a commit in the place of the version.
-        version = re.fullmatch(r"mlx-lm-(\d+\..*)", args.checkout.name)
-        return (
-            args.checkout,
-            head(args.checkout),
-            f"{version[1] if version else 0}+lookup.{count(args.checkout, stamp)}",
-        )
-    pinned = find_release(args.release)
-    stamp = Stamp.read(pinned.checkout)
+    release = find_release(args.release)
+    checkout = args.checkout or release.checkout
+    stamp = Stamp.read(checkout)
     if stamp is None:
-        raise Refused(f"{pinned.checkout} is not there; run scripts/apply.sh --release {pinned.version} first.")
+        raise Refused(f"{checkout} is not there; scripts/apply.sh or scripts/port.sh makes it.")
     if args.stock:
-        return pinned.checkout, stamp.base, pinned.version
-    return pinned.checkout, head(pinned.checkout), f"{pinned.version}+lookup.{count(pinned.checkout, stamp)}"
-
-
-def count(checkout: Path, stamp: Stamp) -> int:
-    """The number of patches that a checkout has."""
-    return len(git(checkout, "rev-list", f"{stamp.base}..HEAD").stdout.split())
+        return checkout, stamp.base, release.version
+    # A clone's directory has a commit in the place of the version.
+    version = re.fullmatch(r"mlx-lm-(\d+\..*)", checkout.name)
+    count = git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout.strip()
+    return checkout, head(checkout), f"{version[1] if version else 0}+lookup.{count}"
 
 
 def main() -> int:

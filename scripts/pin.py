@@ -156,10 +156,10 @@ def download(into: Path, what: str, requirement: str, sha256: str, kind: str) ->
     """Download a file of the package index with pip, which checks its hash, if there is one."""
     wanted, package = into / "requirements.txt", requirement.partition("=")[0]
     wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n" if sha256 else requirement)
-    options = ["--no-deps", kind, package, "--disable-pip-version-check", "--dest", into, "--requirement", wanted]
+    options: list[str | Path] = ["--no-deps", kind, package, "--disable-pip-version-check", "--dest", into]
     # Somebody who waits for it sees how far it is.
     shown = None if sys.stdout.isatty() else subprocess.DEVNULL
-    command: list[str | Path] = [*pip_command(into), "download", *options]
+    command: list[str | Path] = [*pip_command(into), "download", *options, "--requirement", wanted]
     done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         check_disk(done.stderr)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from apply import is_applied
-from checkout import BRANCH, IDENTITY, Stamp, check_clone, git, head, import_release, lend_default, series_key
+from checkout import BRANCH, Stamp, check_clone, git, head, identify, import_release, lend_default, place, series_key
 from pin import VENDOR, Refused, Release, alone, ended, fetch, fetch_unpinned, patch_files, releases, temporary
 
 
@@ -54,10 +54,7 @@ def port(args: argparse.Namespace) -> int:
         done = git(fresh, "am", "--3way", "--committer-date-is-author-date", *map(str, patches), check=False)
         print(done.stdout, end="")
         whole = done.returncode == 0
-        Stamp(key, base, head(fresh) if whole else base).write(fresh)
-        if checkout.exists():
-            os.rename(checkout, scratch / "old")
-        os.rename(fresh, checkout)
+        place(fresh, checkout, Stamp(key, base, head(fresh) if whole else base))
     print(f"\n{verdict(checkout, whole)}")
     return 0 if whole else 3
 
@@ -81,8 +78,7 @@ def import_clone(source: Path, into: Path) -> tuple[Path, str]:
     check_clone(source)
     git(into.parent, "clone", "--quiet", "--no-tags", str(source), str(into))
     git(into, "checkout", "--quiet", "-B", BRANCH)
-    for name in ("name", "email"):
-        git(into, "config", f"user.{name}", IDENTITY[name.upper()])
+    identify(into)
     return VENDOR / f"mlx-lm-{head(into)[:12]}", head(into)
 
 

@@ -25,6 +25,7 @@ from conformance.testing.texts.prompts import PROMPTS
 # The tasks that are shown: for the model in this repository, which is trained for such, and for others.
 SHOWN = {name: PROMPTS[name] for name in ("rename", "json")}
 REAL = {name: TASKS[name]() for name in ("rewrite", "quote", "fill_json", "answer")}
+LOOKUP = 8
 
 
 def decode(model: Any, tokenizer: Any, prompt: list[int], max_tokens: int, lookup: int | None) -> tuple[str, Any]:
@@ -38,8 +39,6 @@ def main() -> int:
     options.add_argument(
         "--model", default=str(FIXTURE), help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh"
     )
-    options.add_argument("--max-tokens", type=int, default=400)
-    options.add_argument("--prompt-lookup-num-tokens", type=int, default=8)
     args = options.parse_args()
     if "prompt_lookup_num_tokens" not in signature(stream_generate).parameters:
         print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show; scripts/apply.sh installs one that has")
@@ -50,11 +49,11 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"mlx-lm {mlx_lm.__version__}, model {args.model}\n")
-    lookup, equal = args.prompt_lookup_num_tokens, True
+    equal = True
     for name, messages in (SHOWN if Path(args.model).resolve() == FIXTURE.resolve() else REAL).items():
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        decode(model, tokenizer, prompt, 8, lookup)
-        (text, plain), (other, drafted) = (decode(model, tokenizer, prompt, args.max_tokens, n) for n in (None, lookup))
+        decode(model, tokenizer, prompt, 8, LOOKUP)
+        (text, plain), (other, drafted) = (decode(model, tokenizer, prompt, 400, n) for n in (None, LOOKUP))
         equal = equal and text == other
         question = messages[-1]["content"].split("\n")[0]
         print(f"=== {name}: {question}")
