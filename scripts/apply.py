@@ -16,6 +16,7 @@ from checkout import (
     git,
     head,
     import_release,
+    is_as_made,
     lend_default,
     place,
     series_key,
@@ -80,12 +81,9 @@ def apply_release(args: argparse.Namespace) -> int:
 
 def is_applied(checkout: Path, key: str, folder: Path = PATCHES) -> bool:
     """Whether the checkout is what this run would make. Refuses to overwrite work that patches/ does not have."""
-    if not checkout.exists():
-        return False
-    stamp = Stamp.read(checkout)
-    if stamp and stamp.key == key and head(checkout) == stamp.commit:
-        return True
-    if stamp is None:
+    if not checkout.exists() or is_as_made(checkout, key):
+        return checkout.exists()
+    if (stamp := Stamp.read(checkout)) is None:
         raise Refused(f"{checkout} was not made by this script; move it away.")
     if changed := git(checkout, "status", "--porcelain").stdout.strip():
         first = changed.splitlines()[0].split()[-1]

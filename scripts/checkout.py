@@ -82,6 +82,12 @@ class Stamp:
         self.path(checkout).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
+def is_as_made(checkout: Path, key: str) -> bool:
+    """Whether a checkout was made from what the key says, and has no other commits since."""
+    stamp = Stamp.read(checkout)
+    return stamp is not None and stamp.key == key and head(checkout) == stamp.commit
+
+
 def place(fresh: Path, checkout: Path, stamp: Stamp) -> None:
     """Move a new checkout into the place of an older one."""
     stamp.write(fresh)
@@ -139,10 +145,12 @@ def am(checkout: Path, patches: list[Path], *options: str) -> tuple[int, str]:
 def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
     """Add the original files of the patches to another checkout, so that git can merge where context differs."""
     default = find_release(None)
-    fetch(default)
-    lender = scratch / "default"
-    import_release(default, lender)
-    am(lender, patches)
+    lender = default.checkout
+    if not is_as_made(lender, series_key(default.sha256, patches)):
+        fetch(default)
+        lender = scratch / "default"
+        import_release(default, lender)
+        am(lender, patches)
     git(checkout, "fetch", "--quiet", str(lender), "HEAD")
 
 

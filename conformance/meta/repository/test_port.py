@@ -17,11 +17,10 @@ pytestmark = pytest.mark.repository
 
 
 @pytest.fixture
-def source(clone: Clone, tmp_path: Path) -> Path:
+def source(applied: Clone, tmp_path: Path) -> Path:
     """A user's clone of the stock release."""
-    clone.apply("--stage", "fixes")
     source = tmp_path / "my source"
-    git(tmp_path, "clone", "--quiet", str(clone.checkout), str(source))
+    git(tmp_path, "clone", "--quiet", str(applied.checkout), str(source))
     git(source, "reset", "--quiet", "--hard", git(source, "rev-list", "--max-parents=0", "HEAD"))
     return source
 
@@ -41,37 +40,37 @@ def mend(checkout: Path) -> None:
     git(checkout, "am", "--continue")
 
 
-def test_a_clone_that_is_the_release_is_clean(clone: Clone, source: Path) -> None:
-    done = clone.run("port.sh", "--source", str(source))
+def test_a_clone_that_is_the_release_is_clean(applied: Clone, source: Path) -> None:
+    done = applied.run("port.sh", "--source", str(source))
     assert done.returncode == 0, done.stdout + done.stderr
-    checkout = clone.root / "vendor" / f"mlx-lm-{git(source, 'rev-parse', 'HEAD')[:12]}"
+    checkout = applied.root / "vendor" / f"mlx-lm-{git(source, 'rev-parse', 'HEAD')[:12]}"
     assert "All patches apply" in done.stdout
     assert (checkout / "mlx_lm" / "draft" / "loop.py").exists()
     assert git(source, "status", "--porcelain") == ""
     git(source, "fetch", "--quiet", str(checkout), "prompt-lookup:mine")
-    assert len(git(source, "log", "--oneline", "HEAD..mine").splitlines()) == len(clone.patches())
-    assert "not a git clone" in clone.refused("port.sh", "--source", str(source.parent))
+    assert len(git(source, "log", "--oneline", "HEAD..mine").splitlines()) == len(applied.patches())
+    assert "not a git clone" in applied.refused("port.sh", "--source", str(source.parent))
 
 
-def test_a_conflict_is_left_to_be_mended(clone: Clone, source: Path) -> None:
+def test_a_conflict_is_left_to_be_mended(applied: Clone, source: Path) -> None:
     """Patch 1 is in the release, and patch 2 conflicts with it."""
-    git(source, "am", "--quiet", str(clone.patch(1)))
-    file, (old, new) = source / "mlx_lm" / "models" / "cache.py", conflict(clone)
+    git(source, "am", "--quiet", str(applied.patch(1)))
+    file, (old, new) = source / "mlx_lm" / "models" / "cache.py", conflict(applied)
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new, 1))
     git(source, "commit", "--quiet", "--all", "--message", "another release")
-    done = clone.run("port.sh", "--source", str(source))
+    done = applied.run("port.sh", "--source", str(source))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Patch already applied" in done.stdout
     assert "Merge conflict in mlx_lm/models/cache.py" in done.stdout
     before = git(source, "rev-parse", "HEAD")
-    checkout = clone.root / "vendor" / f"mlx-lm-{before[:12]}"
+    checkout = applied.root / "vendor" / f"mlx-lm-{before[:12]}"
     assert f"{checkout.name}' am --continue\n" in done.stdout
     assert git(checkout, "diff", "--name-only", "--diff-filter=U") == "mlx_lm/models/cache.py"
-    assert "under way" in clone.run("port.sh", "--source", str(source)).stderr
+    assert "under way" in applied.run("port.sh", "--source", str(source)).stderr
     mend(checkout)
     # All patches but the one that the release already has.
-    assert len(git(checkout, "log", "--format=%s", f"{before}..").splitlines()) == len(clone.patches()) - 1
+    assert len(git(checkout, "log", "--format=%s", f"{before}..").splitlines()) == len(applied.patches()) - 1
 
 
 def test_a_version_that_is_not_there(clone: Clone) -> None:
@@ -94,17 +93,17 @@ def publish(clone: Clone, version: str, old: str, new: str) -> None:
     shutil.rmtree(tree)
 
 
-def test_what_was_mended_for_a_release_becomes_its_patches(clone: Clone) -> None:
+def test_what_was_mended_for_a_release_becomes_its_patches(applied: Clone) -> None:
     """The lines that are printed pin the release. Export writes the patches that differ for it, and no others."""
-    publish(clone, "9.9.9", *conflict(clone))
-    done = clone.run("port.sh", "9.9.9")
+    publish(applied, "9.9.9", *conflict(applied))
+    done = applied.run("port.sh", "9.9.9")
     assert done.returncode == 3
-    mend(clone.root / "vendor" / "mlx-lm-9.9.9")
-    toml = clone.root / "vendor" / "releases.toml"
+    mend(applied.root / "vendor" / "mlx-lm-9.9.9")
+    toml = applied.root / "vendor" / "releases.toml"
     (lines,) = re.findall(r'^\[releases\."9\.9\.9"\]\nsha256 = "\w+"$', done.stdout, re.MULTILINE)
     toml.write_text(f"{toml.read_text()}\n{lines}\n")
-    exported = clone.run("export.sh", "--release", "9.9.9")
+    exported = applied.run("export.sh", "--release", "9.9.9")
     assert exported.returncode == 0, exported.stderr
-    assert [path.name for path in (clone.root / "patches" / "9.9.9").glob("*/*")] == [clone.patch(2).name]
-    clone.apply("--release", "9.9.9")
-    assert "already applied" in clone.apply("--release", "9.9.9")
+    assert [path.name for path in (applied.root / "patches" / "9.9.9").glob("*/*")] == [applied.patch(2).name]
+    applied.apply("--release", "9.9.9")
+    assert "already applied" in applied.apply("--release", "9.9.9")

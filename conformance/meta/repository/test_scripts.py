@@ -87,13 +87,13 @@ def test_every_user_makes_the_same_commit(applied: Clone, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("version", [version for version in RELEASES if version != RELEASE])
-def test_another_form_of_a_patch_for_a_release(clone: Clone, version: str) -> None:
+def test_another_form_of_a_patch_for_a_release(applied: Clone, version: str) -> None:
     """The series applies to each release. A release can have its own forms of patches, but no patches of its own."""
-    release, checkout = ("--release", version), clone.root / "vendor" / f"mlx-lm-{version}"
-    folder, draft = clone.root / "patches" / version, checkout / "mlx_lm" / "draft" / "loop.py"
-    clone.apply(*release)
-    assert "unchanged" in clone.run("export.sh", *release).stdout
-    last = list(clone.patches())[-1]
+    release, checkout = ("--release", version), applied.root / "vendor" / f"mlx-lm-{version}"
+    folder, draft = applied.root / "patches" / version, checkout / "mlx_lm" / "draft" / "loop.py"
+    applied.apply(*release)
+    assert "unchanged" in applied.run("export.sh", *release).stdout
+    last = list(applied.patches())[-1]
 
     def own() -> set[str]:
         return {path.relative_to(folder).as_posix() for path in folder.glob("*/*.patch")}
@@ -102,22 +102,22 @@ def test_another_form_of_a_patch_for_a_release(clone: Clone, version: str) -> No
     assert last not in before
     draft.write_text(draft.read_text() + "# mine\n")
     git(checkout, "commit", "--all", "--amend", "--no-edit")
-    assert f"export.sh --release {version}" in clone.refused("apply.sh", "--no-install", *release)
-    assert f"patches/{version}/ is not what the checkout exports: {last}" in clone.refused(
+    assert f"export.sh --release {version}" in applied.refused("apply.sh", "--no-install", *release)
+    assert f"patches/{version}/ is not what the checkout exports: {last}" in applied.refused(
         "export.sh", "--check", *release
     )
-    assert "1 changed" in clone.run("export.sh", *release).stdout
+    assert "1 changed" in applied.run("export.sh", *release).stdout
     assert own() == before | {last}
-    clone.apply(*release)
+    applied.apply(*release)
     assert draft.read_text().endswith("# mine\n")
     # A patch that patches/ makes as well needs no other form.
     draft.write_text(draft.read_text().removesuffix("# mine\n"))
     git(checkout, "commit", "--all", "--amend", "--no-edit")
-    assert clone.run("export.sh", *release).returncode == 0
+    assert applied.run("export.sh", *release).returncode == 0
     assert own() == before
     (checkout / "LICENSE").write_text("mine")
     git(checkout, "commit", "--all", "--message", "mine\n\nStage: mine")
-    assert "no patches of its own" in clone.refused("export.sh", *release)
+    assert "no patches of its own" in applied.refused("export.sh", *release)
 
 
 def test_stage(applied: Clone) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,18 +75,18 @@ def test_a_full_disk_is_not_a_patch_that_does_not_apply(clone: Clone, tmp_path: 
 
 
 def test_a_venv_of_another_python_is_made_anew(tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    pin.make_venv(venv)
-    library = venv / "lib" / "library"
+    path = tmp_path / "venv"
+    venv.create(path)
+    library = path / "lib" / "library"
     library.touch()
-    pin.make_venv(venv)
-    assert pin.made_by_this_python(venv)
+    pin.make_venv(path)
+    assert pin.made_by_this_python(path)
     assert library.exists()
-    config = venv / "pyvenv.cfg"
+    config = path / "pyvenv.cfg"
     config.write_text(config.read_text().replace("version = 3.", "version = 2."))
-    assert not pin.made_by_this_python(venv)
-    pin.make_venv(venv)
-    assert pin.made_by_this_python(venv)
+    assert not pin.made_by_this_python(path)
+    pin.make_venv(path)
+    assert pin.made_by_this_python(path)
     assert not library.exists()
 
 
