@@ -81,8 +81,10 @@ def apply_release(args: argparse.Namespace) -> int:
 
 def is_applied(checkout: Path, key: str, folder: Path = PATCHES) -> bool:
     """Whether the checkout is what this run would make. Refuses to overwrite work that patches/ does not have."""
-    if not checkout.exists() or is_as_made(checkout, key):
-        return checkout.exists()
+    if not checkout.exists():
+        return False
+    if is_as_made(checkout, key):
+        return True
     if (stamp := Stamp.read(checkout)) is None:
         raise Refused(f"{checkout} was not made by this script; move it away.")
     if changed := git(checkout, "status", "--porcelain").stdout.strip():

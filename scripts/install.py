@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import sys
-import zipfile
+from importlib.metadata import requires
 from pathlib import Path
 
 from checkout import Stamp, git, head
@@ -104,19 +104,12 @@ def install(venv: Path, wanted: object, name: str, *pip: str, env: dict[str, str
     _stamp(venv).write_text(json.dumps(wanted, indent=2) + "\n")
 
 
-def lowest_mlx(wheel: Path) -> str:
-    """The oldest mlx that a wheel allows."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        bounds = re.findall(r"^Requires-Dist: mlx(?:\[.*\])?>=([\d.]+)", archive.read(name).decode(), re.MULTILINE)
-    if len(set(bounds)) != 1:
-        raise Refused(f"{wheel.name} names no one oldest mlx: {', '.join(bounds) or 'none'}.")
-    return str(bounds[0])
-
-
-def use_lowest_mlx(python: Path, wheel: Path) -> None:
-    """Install the oldest mlx that a wheel allows, instead of the newest."""
-    run(python, "-m", "pip", "install", f"mlx{mlx_extra()}=={lowest_mlx(wheel)}")
+def use_lowest_mlx() -> None:
+    """Replace the mlx of this Python with the oldest that the installed mlx-lm allows."""
+    bounds = set(re.findall(r"^mlx(?:\[.*\])?>=([\d.]+)", "\n".join(requires("mlx-lm") or []), re.MULTILINE))
+    if len(bounds) != 1:
+        raise Refused(f"mlx-lm names no one oldest mlx: {', '.join(sorted(bounds)) or 'none'}.")
+    run(sys.executable, "-m", "pip", "install", f"mlx{mlx_extra()}=={bounds.pop()}")
 
 
 def source(args: argparse.Namespace) -> tuple[Path, str, str]:
@@ -151,7 +144,7 @@ def install_here(args: argparse.Namespace) -> int:
     wheel = build_wheel(checkout, label, commit)
     pip_install(Path(sys.executable), f"@ {wheel.as_uri()}")
     if args.lowest_mlx:
-        use_lowest_mlx(Path(sys.executable), wheel)
+        use_lowest_mlx()
     return 0
 
 

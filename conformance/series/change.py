@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.series import patches as series
-from conformance.series.changed import changed_tests
 from conformance.series.trees import Done, run_tests
 from conformance.series.upstream_tests import AS_ON_STOCK, with_model
 
@@ -62,6 +63,35 @@ def of_ref(name: str, against: str = "") -> Change:
     except (subprocess.CalledProcessError, OSError) as error:
         raise NoChange(f"{where} has no commit {ref} with one before it{f' in {against}' * bool(against)}.") from error
     return Change(where, before, after)
+
+
+def changed_tests(before: str, after: str) -> list[str]:
+    """The names of the tests that are new or changed, as "Class::test" or "test".
+
+    The list is empty if anything but tests and imports differs too: any test may use that.
+    """
+    (old, shared_before), (new, shared) = _parts(before), _parts(after)
+    if before and shared_before != shared:
+        return []
+    return [name for name, code in new.items() if old.get(name) != code]
+
+
+def _parts(source: str) -> tuple[dict[str, str], str]:
+    """The tests by name, and the rest of the source without tests and imports."""
+    module = ast.parse(source)
+    tests = dict(_tests(module))
+    module.body = [node for node in module.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    return tests, ast.dump(module)
+
+
+def _tests(node: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Take the tests out of a module or a class, name by name."""
+    for child in list(node.body):
+        if isinstance(child, ast.ClassDef):
+            yield from _tests(child, f"{child.name}::")
+        elif isinstance(child, ast.FunctionDef) and child.name.startswith("test"):
+            node.body.remove(child)
+            yield prefix + child.name, ast.dump(child)
 
 
 def selected(file: str, before: Path, after: Path) -> list[str]:

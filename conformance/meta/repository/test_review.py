@@ -11,8 +11,7 @@ import pytest
 from conformance import ROOT
 from conformance.series import patches as series
 from conformance.series import review
-from conformance.series.change import NoChange, of_patch, of_ref
-from conformance.series.changed import changed_tests
+from conformance.series.change import NoChange, changed_tests, of_patch, of_ref
 from conformance.series.upstream_tests import KNOWN
 from conformance.testing.clones import git
 
@@ -37,30 +36,27 @@ def test_what_it_imports_leaves_the_tree_its_own_mlx_lm() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-class Patch:
-    """A series of one patch, on a package of two files."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]) -> None:
-        checkout = folder / "mlx-lm-0.1"
-        checkout.mkdir()
-        git(checkout, "init", "--quiet")
-        for message, files in (("release", STOCK), ("patch", changes)):
-            for name, text in files.items():
-                (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-                (checkout / name).write_text(text)
-            git(checkout, "add", "--all")
-            git(checkout, "commit", "--quiet", "--message", message)
-        self.checkout = checkout
-        monkeypatch.setattr(series, "checkout", lambda release="": checkout)
-
-
 @pytest.fixture
-def tmp(tmp_path: Path) -> Path:
-    return tmp_path.resolve()
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of a package of two files, with a commit for the release."""
+    made = tmp_path.resolve() / "mlx-lm-0.1"
+    made.mkdir()
+    git(made, "init", "--quiet")
+    commit(made, STOCK)
+    monkeypatch.setattr(series, "checkout", lambda release="": made)
+    return made
 
 
-def test_a_good_patch(tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    Patch(tmp, monkeypatch, GOOD)
+def commit(checkout: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text)
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "--message", "a release or a patch")
+
+
+def test_a_good_patch(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(checkout, GOOD)
     assert review.review(of_patch(1)) == []
     said = capsys.readouterr().out
     for part in (
@@ -72,22 +68,22 @@ def test_a_good_patch(tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert part in said, said
 
 
-def test_a_ref_of_a_clone(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Patch(tmp, monkeypatch, GOOD)
-    change = of_ref(f"{made.checkout}@HEAD")
-    assert change == of_patch(1) == of_ref(f"{made.checkout}@HEAD", "HEAD^")
-    for wrong in (f"{made.checkout}@nothing", f"{made.checkout}@HEAD^", f"{tmp}@HEAD", "nowhere@HEAD", "abc"):
+def test_a_ref_of_a_clone(checkout: Path) -> None:
+    commit(checkout, GOOD)
+    change = of_ref(f"{checkout}@HEAD")
+    assert change == of_patch(1) == of_ref(f"{checkout}@HEAD", "HEAD^")
+    for wrong in (f"{checkout}@nothing", f"{checkout}@HEAD^", f"{checkout.parent}@HEAD", "nowhere@HEAD", "abc"):
         with pytest.raises(NoChange, match="has no commit"):
             of_ref(wrong)
 
 
 def test_the_report_says_why_tests_fail_with_and_without_the_patch(
-    tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "test_generate.py::test_step"
     monkeypatch.setitem(KNOWN, name, "it wants what nobody has")
     monkeypatch.setattr(review, "outcome", lambda *_: (1, {name, "test_generate.py::test_new"}))
-    Patch(tmp, monkeypatch, GOOD)
+    commit(checkout, GOOD)
     assert review.review(of_patch(1)) == []
     said = capsys.readouterr().out
     assert "test_generate.py::test_new: nobody has said why" in said
@@ -106,8 +102,8 @@ def test_the_report_says_why_tests_fail_with_and_without_the_patch(
     ],
     ids=["a test that passes without", "a test that fails with", "a test of upstream's that fails"],
 )
-def test_a_fault_is_named(tmp: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], fault: str) -> None:
-    Patch(tmp, monkeypatch, GOOD | changes)
+def test_a_fault_is_named(checkout: Path, changes: dict[str, str], fault: str) -> None:
+    commit(checkout, GOOD | changes)
     assert review.review(of_patch(1)) == [fault]
 
 
