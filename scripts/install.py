@@ -87,11 +87,10 @@ def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
 
 def pip_install(python: Path, source: str, *needs: str, env: dict[str, str] | None = None) -> None:
     """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel or a tree ("@ URL"), and what it needs."""
-    pip: list[str | Path] = [python, "-m", "pip", "install"]
-    run(*pip, f"mlx-lm{mlx_extra()} {source}", *needs, env=env)
     if source.startswith("@"):
-        # Two trees can have the same version. pip would then keep the old one.
-        run(*pip, "--force-reinstall", "--no-deps", source.removeprefix("@ "), env=env)
+        # Two trees can have the same version. pip would keep the old one.
+        run(python, "-m", "pip", "uninstall", "--yes", "mlx-lm")
+    run(python, "-m", "pip", "install", f"mlx-lm{mlx_extra()} {source}", *needs, env=env)
 
 
 def install(venv: Path, wanted: object, name: str, *pip: str, env: dict[str, str] | None = None) -> None:
