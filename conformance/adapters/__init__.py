@@ -20,11 +20,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
@@ -35,7 +36,7 @@ from conformance.adapters.looks import parses
 # The draft model for the commands.
 FIXTURE = str(PATH)
 # The adapters of this folder, in the order in which ``find`` tries them.
-SHIPPED = ("series", "backend", "prompt_lookup", "draft_type", "stock")
+SHIPPED = ("series", "backend", "streams", "stock")
 CONTRARY = "contrary"
 FUNCTIONS = ("decode", "snapshot", "restore", "can_trim", "trim")
 NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "MODELS", "fits"}
@@ -90,49 +91,33 @@ def contrary(model: Any) -> Any:
     return made
 
 
-class Adapter:
-    """An adapter module and the features that it offers."""
-
-    def __init__(self, module: ModuleType, name: str) -> None:
-        self.name = name
-        self._names = vars(module)
-        unknown = {n for n in self._names if n.isupper() and not n.startswith("_")} - NAMES - {"FIXTURE"}
-        if unknown:
-            raise Unusable(f"{name} has {', '.join(sorted(unknown))}; what it may have is {', '.join(sorted(NAMES))}.")
-        if not self.offers():
-            raise Unusable(f"{name} offers nothing: it has none of {', '.join(sorted(NAMES - {'fits'}))}.")
-
-    def offers(self) -> set[str]:
-        return {name for name in NAMES - {"fits"} if self._names.get(name)}
-
-    def __contains__(self, name: str) -> bool:
-        return bool(self._names.get(name))
-
-    def fits(self) -> bool:
-        try:
-            return "fits" in self._names and bool(self._names["fits"]())
-        except ImportError:
-            return False
-
-    def get(self, name: str, default: Any) -> Any:
-        return self._names.get(name, default)
-
-
 class Adapters:
     """All adapters that are used for a tree. Of those that offer the same, the first one counts."""
 
-    def __init__(self, adapters: Sequence[Adapter]) -> None:
-        self._all = list(adapters)
+    def __init__(self, modules: Sequence[ModuleType]) -> None:
+        self._all = list(modules)
+        self.drafters: dict[str, ModuleType] = {}
+        for one in self._all:
+            for name in getattr(one, "DRAFTERS", ()) if hasattr(one, "decode") else ():
+                self.drafters.setdefault(name, one)
+        self.request = self._merged("REQUEST")
+        self.models = self._merged("MODELS")
 
     @property
     def name(self) -> str:
-        return " and ".join(adapter.name for adapter in self._all)
+        return " and ".join(one.__name__.rpartition(".")[2] for one in self._all)
 
     def __contains__(self, name: str) -> bool:
-        return any(name in adapter for adapter in self._all)
+        return any(name in offered(one) for one in self._all)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """One of the functions on caches."""
+        if name not in FUNCTIONS or name not in self:
+            raise AttributeError(name)
+        return cast(Callable[..., Any], next(getattr(one, name) for one in self._all if hasattr(one, name)))
 
     def _merged(self, name: str) -> dict[str, Any]:
-        return {key: value for adapter in reversed(self._all) for key, value in adapter.get(name, {}).items()}
+        return {key: value for one in reversed(self._all) for key, value in getattr(one, name, {}).items()}
 
     @property
     def commands(self) -> dict[str, list[str]]:
@@ -143,58 +128,26 @@ class Adapters:
             if parses(name.split(",")[0], [option for option in options if option.startswith("--")])
         }
 
-    @property
-    def request(self) -> dict[str, Any]:
-        return self._merged("REQUEST")
-
-    @property
-    def models(self) -> dict[str, dict[str, Any]]:
-        return self._merged("MODELS")
-
-    @property
-    def _by_drafter(self) -> dict[str, Adapter]:
-        made: dict[str, Adapter] = {}
-        for adapter in self._all:
-            for name in adapter.get("DRAFTERS", ()) if "decode" in adapter else ():
-                made.setdefault(name, adapter)
-        return made
-
-    @property
-    def drafters(self) -> list[str]:
-        return list(self._by_drafter)
-
     def options(self, drafter: str) -> set[str]:
-        return set(self._by_drafter[drafter].get("OPTIONS", ()))
+        return set(getattr(self.drafters[drafter], "OPTIONS", ()))
 
     def decode(self, model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Any:
-        return self._by_drafter[drafts.name].get("decode", None)(model, prompt, drafts, **options)
-
-    def snapshot(self, caches: list[Any]) -> Any:
-        return self.function("snapshot")(caches)
-
-    def restore(self, caches: list[Any], snapshot: Any) -> None:
-        self.function("restore")(caches, snapshot)
-
-    def can_trim(self, caches: list[Any], n: int) -> bool:
-        return bool(self.function("can_trim")(caches, n))
-
-    def trim(self, caches: list[Any], n: int) -> Any:
-        return self.function("trim")(caches, n)
-
-    def function(self, name: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = next(adapter for adapter in self._all if name in adapter).get(name, None)
-        return found
+        return self.drafters[drafts.name].decode(model, prompt, drafts, **options)
 
 
-def load(name: str) -> Adapter:
+def offered(module: ModuleType) -> set[str]:
+    return {name for name in NAMES - {"fits"} if getattr(module, name, None)}
+
+
+def load(name: str) -> ModuleType:
     """Load an adapter of this folder by its name, or from a file.
 
     Raises:
-        Unusable: if there is none, or if it needs a name that the tree does not have.
+        Unusable: if there is none, if it needs a name that the tree does not have, or if it is wrong itself.
     """
     try:
         if name in SHIPPED:
-            return Adapter(importlib.import_module(f"{__name__}.{name}"), name)
+            return importlib.import_module(f"{__name__}.{name}")
         path = Path(name)
         if not path.is_file():
             raise Unusable(f"{name} is no file and no adapter of the suite: {', '.join(SHIPPED)}.")
@@ -203,21 +156,24 @@ def load(name: str) -> Adapter:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return Adapter(module, path.stem)
     except (ImportError, SyntaxError) as error:
         raise Unusable(f"the adapter {name} cannot be imported here: {error}.") from error
+    if unknown := {n for n in vars(module) if n.isupper() and not n.startswith("_")} - NAMES - {"FIXTURE"}:
+        raise Unusable(f"{name} has {', '.join(sorted(unknown))}; what it may have is {', '.join(sorted(NAMES))}.")
+    if not offered(module):
+        raise Unusable(f"{name} offers nothing: it has none of {', '.join(sorted(NAMES - {'fits'}))}.")
+    return module
 
 
 def find() -> Adapters:
     """The adapters of this folder that fit the installed mlx-lm."""
     found = []
     for name in SHIPPED:
-        try:
-            adapter = load(name)
-        except Unusable:
-            continue
-        if adapter.fits():
-            found.append(adapter)
+        # One that needs a name which the tree lacks does not fit.
+        with suppress(Unusable, ImportError):
+            module = load(name)
+            if module.fits():
+                found.append(module)
     if not found:
         raise Unusable(f"none of the adapters fits: {', '.join(SHIPPED)}.")
     return Adapters(found)

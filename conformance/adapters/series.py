@@ -7,10 +7,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import can_trim_prompt_cache as can_trim
+from mlx_lm.models.cache import restore_prompt_cache as restore
+from mlx_lm.models.cache import snapshot_prompt_cache as snapshot
+from mlx_lm.models.cache import trim_prompt_cache as trim
 
 from conformance.adapters import FIXTURE, Drafts
 from conformance.adapters.looks import options_of
 from conformance.testing.drafts.scripted import Scripted
+
+__all__ = ["can_trim", "restore", "snapshot", "trim"]
 
 # A draft model is asked for by the adapter of the release.
 DRAFTERS = ("scripted", "suffix")
@@ -36,27 +42,3 @@ def decode(model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Ite
     strategy = Scripted(drafts.right, max(drafts.right) + 1) if drafts.name == "scripted" else SuffixStrategy()
     how = {"draft_strategy": strategy, "num_draft_tokens": 3, "disable_adaptive_gate": True}
     yield from speculative_generate_step(mx.array(prompt), model, **how, **options)
-
-
-def snapshot(caches: list[Any]) -> Any:
-    from mlx_lm.models.cache import snapshot_prompt_cache
-
-    return snapshot_prompt_cache(caches)
-
-
-def restore(caches: list[Any], snapshot: Any) -> None:
-    from mlx_lm.models.cache import restore_prompt_cache
-
-    restore_prompt_cache(caches, snapshot)
-
-
-def can_trim(caches: list[Any], n: int) -> bool:
-    from mlx_lm.models.cache import can_trim_prompt_cache
-
-    return bool(can_trim_prompt_cache(caches, n))
-
-
-def trim(caches: list[Any], n: int) -> Any:
-    from mlx_lm.models.cache import trim_prompt_cache
-
-    return trim_prompt_cache(caches, n)

@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
+from mlx_lm.models.cache import trim_prompt_cache as trim
 
 from conformance.adapters import FIXTURE, Drafts
 from conformance.adapters.looks import options_of, takes
+
+__all__ = ["trim"]
 
 DRAFTERS = ("similar", "contrary")
 OPTIONS = options_of("speculative_generate_step")
@@ -22,7 +26,6 @@ def fits() -> bool:
 
 def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, **options: Any) -> Iterator[Any]:
     from mlx_lm.generate import speculative_generate_step
-    from mlx_lm.models.cache import make_prompt_cache
 
     draft_model = drafts.draft_model(model)
     # speculative_generate_step takes the caches of both models in one list.
@@ -45,12 +48,4 @@ def restore(caches: list[Any], snapshot: Any) -> None:
 
 
 def can_trim(caches: list[Any], n: int) -> bool:
-    from mlx_lm.models.cache import can_trim_prompt_cache
-
     return bool(can_trim_prompt_cache(caches))
-
-
-def trim(caches: list[Any], n: int) -> Any:
-    from mlx_lm.models.cache import trim_prompt_cache
-
-    return trim_prompt_cache(caches, n)

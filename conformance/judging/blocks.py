@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conformance import ROOT
+from conformance.testing.server.process import FAST, planted
 
 VARIABLE = "CONFORMANCE_BLOCKS"
 # A block that verifies a draft; a chunk of a prompt is longer here, and a step is one token.
@@ -30,14 +30,8 @@ def note() -> None:
 
 def environment(folder: Path) -> dict[str, str]:
     """The variables of a process that notes its blocks in a file of the folder."""
-    (folder / "sitecustomize.py").write_text("from conformance.judging.blocks import note\nnote()\n")
-    path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
-    return {
-        "PYTHONPATH": os.pathsep.join(path),
-        VARIABLE: str(folder / "blocks"),
-        "HF_HUB_OFFLINE": "1",
-        "MLX_DISABLE_COMPILE": "1" if sys.platform == "linux" else "0",
-    }
+    compiled = FAST if sys.platform == "linux" else {}
+    return {**planted(note, folder), VARIABLE: str(folder / "blocks"), "HF_HUB_OFFLINE": "1", **compiled}
 
 
 def drafted(folder: Path) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from conformance.adapters import Adapters
 from conformance.testing.caches.layer_io import WIDTH
@@ -49,5 +49,12 @@ def lines(kind: Kind, played: Sequence[tuple[str, int]], adapter: Adapters, seen
     mask = "cache.maybe_trim_front()" if "Chunked" in kind.code else MASK
     feed = FEED.format(width=WIDTH, mask=mask)
     return "\n".join(
-        [HEAD, *(inspect.getsource(adapter.function(name)) for name in called), feed, f"batch = {batch}", *steps]
+        [HEAD, *(defined(name, getattr(adapter, name)) for name in called), feed, f"batch = {batch}", *steps]
     )
+
+
+def defined(name: str, function: Callable[..., Any]) -> str:
+    """An adapter may give a function of the tree a name, or have one of its own."""
+    if function.__module__.startswith("mlx_lm."):
+        return f"from {function.__module__} import {function.__name__} as {name}"
+    return inspect.getsource(function)

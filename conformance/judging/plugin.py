@@ -36,7 +36,6 @@ class Plugin:
             metafunc.parametrize("family", chosen, ids=[family.name for family in chosen])
         if "drafter" in metafunc.fixturenames and "adapter" in metafunc.fixturenames:
             metafunc.parametrize("drafter", self.adapters.drafters)
-
         if "command" in metafunc.fixturenames and "adapter" in metafunc.fixturenames:
             metafunc.parametrize("command", dict.fromkeys([*COMMANDS, *self.adapters.commands]))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+# What coverage.py calls a function, or a method of a class; "" is the rest of a module.
+PUBLIC = r"((?!_)\w+\.)*((?!_)\w+|__call__)"
 
 
 @dataclass
@@ -40,40 +42,27 @@ def changed_lines(base: Path, tree: Path) -> set[int]:
     return {n + 1 for start, end in spans for n in range(start, end)}
 
 
-def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """The public functions and methods of a module."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
-            yield from functions(child, f"{child.name}.")
-        elif isinstance(child, ast.FunctionDef) and (not child.name.startswith("_") or child.name == "__call__"):
-            yield f"{prefix}{child.name}", child
-
-
-def body_of(function: ast.FunctionDef) -> set[int]:
-    first = function.body[1] if ast.get_docstring(function) and len(function.body) > 1 else function.body[0]
-    return set(range(first.lineno, (function.end_lineno or first.lineno) + 1))
-
-
 def looked_at(base: Path, tree: Path, covered: dict[str, dict[str, Any]]) -> list[File]:
-    """Each changed file of a package, with what coverage.py says of it. A file that was never imported did not run."""
+    """Each changed file of a package, with what coverage.py says of it. It knows of files that were never imported."""
     found = []
     for name in changed_files(base, tree):
-        lines, about = changed_lines(base / name, tree / name), covered.get(name, {})
-        executed = set(about.get("executed_lines", ()))
-        module = ast.parse((tree / name).read_text("utf-8"))
-        code = executed | set(about.get("missing_lines", ())) if about else statements(module)
-        uncalled = [
-            said
-            for said, function in functions(module)
-            if lines & body_of(function) & code and not executed & body_of(function)
-        ]
-        if lines & code:
-            found.append(File(name, len(lines & code), len(lines & executed), uncalled))
+        lines, about = changed_lines(base / name, tree / name), covered.get(name)
+        if about is not None and (code := lines.intersection(about["executed_lines"] + about["missing_lines"])):
+            executed = code.intersection(about["executed_lines"])
+            found.append(File(name, len(code), len(executed), uncalled(about["functions"], lines)))
     return found
 
 
-def statements(module: ast.Module) -> set[int]:
-    return {node.lineno for node in ast.walk(module) if isinstance(node, ast.stmt)}
+def uncalled(functions: dict[str, dict[str, Any]], lines: set[int]) -> list[str]:
+    """The changed public functions and methods of which no line ran. One inside another is no public one."""
+    return [
+        name
+        for name, about in functions.items()
+        if re.fullmatch(PUBLIC, name)
+        and not functions.keys() & {name.rpartition(".")[0]} - {""}
+        and not about["executed_lines"]
+        and lines.intersection(about["missing_lines"])
+    ]
 
 
 def sentence(files: list[File]) -> str:

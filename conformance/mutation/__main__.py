@@ -28,7 +28,8 @@ from conformance.series.patches import PATCHES, checkout, commits
 
 FOLDER = ROOT / ".mutation"
 REASONS = Path(__file__).with_name("mutation.toml")
-SAMPLE, SEED, MINUTES, SHARDS, LEAST = 60, 22, 60, 2, 0.9
+TREE, SESSION, CONFIGURED, LOG = (FOLDER / name for name in ("tree", "session.sqlite", "config.toml", "log"))
+SAMPLE, SEED, MINUTES, LEAST = 60, 22, 60, 0.9
 # Seconds, several times what the patches' own tests and all tests take: a mutant that hangs counts as caught.
 OWN_TIMEOUT, TIMEOUT = 300, 2400
 # After the tests of the patches: what of the suite sees most of a module. The first name that it begins with counts.
@@ -60,7 +61,6 @@ CAUGHT, SURVIVED = "caught", "survived"
 class Mutant:
     file: str
     line: int
-    operator: str
     diff: str
     outcome: str
 
@@ -71,16 +71,14 @@ class Mutant:
         return " -> ".join(lines)
 
 
-def own_tests(module: str, tests: Path) -> tuple[list[str], list[str]]:
-    """The tests of the patches that name the module, and the others."""
-    found = {
+def own_tests(module: str, tests: Path) -> list[str]:
+    """The tests of the patches, those that name the module first."""
+    named = {
         name for patch in PATCHES for name in re.findall(r"^\+\+\+ b/tests/(test_\w+\.py)$", patch.read_text(), re.M)
     }
     name = module.removesuffix(".py").replace("/", ".")
-    short = name.rpartition(".")[2]
-    there = sorted(name for name in found if (tests / name).exists())
-    near = [test for test in there if short in test or name in (tests / test).read_text()]
-    return near, [test for test in there if test not in near]
+    there = {path.name: path.read_text() for path in sorted(tests.glob("test_*.py")) if path.name in named}
+    return sorted(there, key=lambda test: name.rpartition(".")[2] not in test and name not in there[test])
 
 
 def folders(module: str) -> list[str]:
@@ -96,81 +94,73 @@ def ask() -> int:
     tree = Path.cwd()
     changed = subprocess.run(["git", "diff", "--name-only"], capture_output=True, text=True).stdout.strip()
     env = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", "MLX_DISABLE_COMPILE": "1"}
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    alone = [*pytest, "-c", os.devnull, "--rootdir", str(tree)]
-    # Not a process for each file: imports take longer than most of them.
-    for some in filter(None, own_tests(changed, tree / "tests")):
-        line = [*alone, *(f"tests/{test}" for test in some), *AS_ON_STOCK]
-        try:
-            if subprocess.run(line, cwd=tree, env=env, timeout=OWN_TIMEOUT).returncode:
-                return 1
-        except subprocess.TimeoutExpired:
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--numprocesses=2"]
+    own = [f"tests/{test}" for test in own_tests(changed, tree / "tests")]
+    alone = [*pytest, "-c", os.devnull, "--rootdir", str(tree), *own, *AS_ON_STOCK]
+    try:
+        if subprocess.run(alone, cwd=tree, env=env, timeout=OWN_TIMEOUT).returncode:
             return 1
+    except subprocess.TimeoutExpired:
+        return 1
     return subprocess.run([*pytest, "-m", SELECT, *folders(changed)], cwd=ROOT, env=env).returncode
 
 
-def prepare(shard: int) -> Path:
-    """A clone of the series to mutate, with the model that its tests load, and its session."""
+def prepare() -> None:
+    """A clone of the series to mutate, with the model that its tests load."""
     from conformance.series.upstream_tests import with_model
 
-    tree = FOLDER / f"tree{shard}"
-    subprocess.run(["git", "clone", "--quiet", "--shared", str(checkout()), str(tree)], check=True)
-    with_model(tree)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(checkout()), str(TREE)], check=True)
+    with_model(TREE)
     base = commits()[0]
-    listed = subprocess.run(
-        ["git", "-C", tree, "diff", "--name-only", base, "HEAD", "--", "mlx_lm"], capture_output=True, text=True
-    )
-    modules = [name for name in listed.stdout.split() if name.endswith(".py")]
-    config = CONFIG.format(modules=modules, timeout=TIMEOUT, python=sys.executable, base=base)
-    (FOLDER / f"{shard}.toml").write_text(config)
-    return tree
+    diff = ["git", "-C", str(TREE), "diff", "--name-only", base, "HEAD", "--", "mlx_lm"]
+    listed = subprocess.run(diff, capture_output=True, text=True, check=True).stdout.split()
+    modules = [name for name in listed if name.endswith(".py")]
+    CONFIGURED.write_text(CONFIG.format(modules=modules, timeout=TIMEOUT, python=sys.executable, base=base))
 
 
-def cosmic_ray(shard: int, *command: str) -> subprocess.Popen[bytes]:
-    names = {"CONFIG": str(FOLDER / f"{shard}.toml"), "SESSION": str(FOLDER / f"{shard}.sqlite")}
-    line = [sys.executable, "-m", *(names.get(part, part) for part in command)]
-    with (FOLDER / f"{shard}.log").open("ab") as log:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        tree = FOLDER / f"tree{shard}"
-        return subprocess.Popen(line, cwd=tree, stdout=log, stderr=log, env=env, start_new_session=True)
+def cosmic_ray(*command: str | Path) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with LOG.open("ab") as log:
+        line = [sys.executable, "-m", *command]
+        return subprocess.Popen(line, cwd=TREE, stdout=log, stderr=log, env=env, start_new_session=True)
 
 
-def drawn(jobs: Iterable[str], sample: int, seed: int, shard: int) -> set[str]:
-    """The jobs of one of the shards, of a sample that is the same each time."""
-    chosen = random.Random(seed).sample(population := sorted(jobs), min(sample, len(population)))
-    return set(chosen[shard::SHARDS])
+def drawn(jobs: Iterable[str], sample: int, seed: int) -> set[str]:
+    """A sample of the jobs that is the same each time."""
+    population = sorted(jobs)
+    return set(random.Random(seed).sample(population, min(sample, len(population))))
 
 
-def choose(shard: int, sample: int, seed: int) -> int:
-    """Leave the mutants of a shard in its session; how many lines there are to change in all."""
+def choose(sample: int, seed: int) -> int:
+    """Leave a sample of the mutants in the session; how many there are in all."""
     from cosmic_ray.work_db import use_db
     from cosmic_ray.work_item import WorkerOutcome, WorkResult
 
-    with use_db(str(FOLDER / f"{shard}.sqlite")) as session:
+    with use_db(str(SESSION)) as session:
         # The ids of a session are drawn anew, what they stand for is not.
         jobs = {
             f"{m.module_path}:{m.start_pos}:{m.operator_name}:{m.occurrence}": item.job_id
             for item in session.pending_work_items
             for m in item.mutations
         }
-        kept = {jobs[name] for name in drawn(jobs, sample, seed, shard)}
-        left = [job for job in jobs.values() if job not in kept]
+        kept = drawn(jobs, sample, seed)
+        left = [job for name, job in jobs.items() if name not in kept]
         session.set_multiple_results(left, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
     return len(jobs)
 
 
-def read(shard: int) -> list[Mutant]:
+def read() -> list[Mutant]:
     from cosmic_ray.work_db import WorkDB, use_db
 
-    found = []
-    with use_db(str(FOLDER / f"{shard}.sqlite"), WorkDB.Mode.open) as session:
-        for item, result in session.completed_work_items:
-            if result.test_outcome is not None:
-                (m,) = item.mutations
-                outcome = CAUGHT if result.is_killed else SURVIVED
-                made = Mutant(str(m.module_path), m.start_pos[0], m.operator_name, result.diff or "", outcome)
-                found.append(made)
-    return found
+    with use_db(str(SESSION), WorkDB.Mode.open) as session:
+        return [
+            Mutant(str(m.module_path), m.start_pos[0], result.diff or "", CAUGHT if result.is_killed else SURVIVED)
+            for item, result in session.completed_work_items
+            if result.test_outcome is not None
+            for m in item.mutations
+        ]
 
 
 def report(mutants: Sequence[Mutant], reasons: dict[str, str]) -> tuple[int, list[str]]:
@@ -189,36 +179,28 @@ def report(mutants: Sequence[Mutant], reasons: dict[str, str]) -> tuple[int, lis
 
 
 def run(sample: int, seed: int, minutes: int) -> int:
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir()
     end = time.monotonic() + 60 * minutes
-    for shard in range(SHARDS):
-        prepare(shard)
+    prepare()
     for command in (
-        ("cosmic_ray.cli", "init", "CONFIG", "SESSION"),
-        ("cosmic_ray.tools.filters.git", "SESSION", "--config", "CONFIG"),
+        ("cosmic_ray.cli", "init", CONFIGURED, SESSION),
+        ("cosmic_ray.tools.filters.git", SESSION, "--config", CONFIGURED),
         # Tests that fail without a mutant catch all of them.
-        ("cosmic_ray.cli", "baseline", "CONFIG"),
+        ("cosmic_ray.cli", "baseline", CONFIGURED),
     ):
-        if cosmic_ray(0, *command).wait():
-            print(f"{' '.join(command)} failed: {FOLDER / '0.log'}", file=sys.stderr)
+        if cosmic_ray(*command).wait():
+            print(f"{' '.join(map(str, command))} failed: {LOG}", file=sys.stderr)
             return 2
-    for shard in reversed(range(SHARDS)):
-        if shard:
-            shutil.copy(FOLDER / "0.sqlite", FOLDER / f"{shard}.sqlite")
-        n = choose(shard, sample, seed)
+    n = choose(sample, seed)
     print(f"{min(sample, n)} of {n} mutants, seed {seed}", flush=True)
-    runs = [cosmic_ray(shard, "cosmic_ray.cli", "exec", "CONFIG", "SESSION") for shard in range(SHARDS)]
-    for one in runs:
-        try:
-            one.wait(max(end - time.monotonic(), 1))
-        except subprocess.TimeoutExpired:
-            # With the tests that it runs.
-            os.killpg(one.pid, signal.SIGTERM)
-            one.wait()
-            print(f"it did not end in {minutes} minutes", flush=True)
-    reasons = tomllib.loads(REASONS.read_text())["reasons"] if REASONS.exists() else {}
-    code, lines = report([one for shard in range(SHARDS) for one in read(shard)], reasons)
+    mutating = cosmic_ray("cosmic_ray.cli", "exec", CONFIGURED, SESSION)
+    try:
+        mutating.wait(max(end - time.monotonic(), 1))
+    except subprocess.TimeoutExpired:
+        # With the tests that it runs.
+        os.killpg(mutating.pid, signal.SIGTERM)
+        mutating.wait()
+        print(f"it did not end in {minutes} minutes", flush=True)
+    code, lines = report(read(), tomllib.loads(REASONS.read_text())["reasons"])
     print("\n".join(lines))
     return code
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import openai
 import pytest
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
 from requests import Timeout
 
+from conformance import FIXTURE
 from conformance.testing.faults.batch import (
     FAILING,
     STOOD_STILL,
@@ -118,22 +119,15 @@ def check_kinds(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
     assert min(found.values()) >= 3, found
 
 
-@pytest.mark.planted
-@pytest.mark.parametrize("broken", [keep_a_rejected_token, drop_the_options], indirect=True)
-def test_a_wrong_text_and_a_lost_option_are_found(broken: Server, right: Reference) -> None:
+def check_drafted(server: Server, right: Reference) -> None:
     # Without the gate, so that every request is drafted.
     requests = [r for r in mixed(300) if r.draft.get("disable_adaptive_gate")][:24]
-    answers = load(broken, requests)
-    with pytest.raises(AssertionError):
-        judge_all(requests, answers, right)
+    judge_all(requests, load(server, requests), right)
 
 
-@pytest.mark.planted
-@pytest.mark.parametrize("broken", [answer_in_bulk], indirect=True)
-def test_a_stream_that_stands_still_is_found(broken: Server) -> None:
-    load(broken, mixed(20))
-    with pytest.raises(AssertionError, match="stood still"):
-        check_that_nobody_stands_still(broken)
+def check_streams(server: Server, _: Reference) -> None:
+    load(server, mixed(20))
+    check_that_nobody_stands_still(server)
 
 
 # A copy that continues until its client leaves.
@@ -159,8 +153,9 @@ def check_company(reader: Reader, right: Reference) -> None:
     assert text[: len(reader.text)] == reader.text[: len(text)]
 
 
-def stop_words(tokenizer: TokenizerWrapper, answer: str) -> list[str]:
+def stop_words(answer: str) -> list[str]:
     """Stop words from an answer: texts of three tokens that encode to the same tokens again."""
+    tokenizer = load_tokenizer(FIXTURE)
     tokens = tokenizer.encode(answer, add_special_tokens=False)
     found = [tokens[i : i + 3] for i in (5, 9, 12, 17, 22)]
     return [
@@ -168,10 +163,9 @@ def stop_words(tokenizer: TokenizerWrapper, answer: str) -> list[str]:
     ]
 
 
-@pytest.fixture
-def rows(right: Reference, fixture: Any) -> list[Request]:
+def rows_of(right: Reference) -> list[Request]:
     """Requests with stop words, penalties and characters in blocks of all lengths."""
-    words = stop_words(fixture[1], right(edit(SLOWLY)).text)
+    words = stop_words(right(edit(SLOWLY)).text)
     assert len(words) > 2
     return [
         edit(SLOWLY, **PENALTIES[0]),
@@ -183,10 +177,11 @@ def rows(right: Reference, fixture: Any) -> list[Request]:
     ]
 
 
-def check_rows(server: Server, right: Reference, rows: Sequence[Request]) -> None:
+def check_rows(server: Server, right: Reference) -> None:
     """A row does not wait for a long one. Its text and finish reason are as alone, also with a cached prompt, and its
     statistics are its own.
     """
+    rows = rows_of(right)
     for n, row in enumerate(rows):
         reader = Reader(server, FOREVER if n else FOREVER.plain)
         judge(row, send(server, row), right(row))
@@ -197,31 +192,10 @@ def check_rows(server: Server, right: Reference, rows: Sequence[Request]) -> Non
     check_company(reader, right)
 
 
-def test_each_row_is_as_alone(server: Server, right: Reference, rows: list[Request]) -> None:
-    check_rows(server, right, rows)
+def test_each_row_is_as_alone(server: Server, right: Reference) -> None:
+    check_rows(server, right)
     # Otherwise a penalty would not show which tokens it sees.
     assert right(edit({}, **PENALTIES[0])).text != right(edit({})).text != right(edit({}, **PENALTIES[1])).text
-
-
-@pytest.mark.planted
-@pytest.mark.parametrize(
-    "broken",
-    [
-        draft_one_by_one,
-        send_what_follows_a_stop_word,
-        forget_parts_of_stop_words,
-        show_no_prompt,
-        show_no_accepted_tokens,
-        lose_a_token_of_a_block,
-        swap_the_statistics,
-    ],
-    indirect=True,
-)
-def test_what_a_row_has_of_another_is_found(broken: Server, right: Reference, rows: list[Request]) -> None:
-    # A row that waits for an endless one.
-    broken.timeout = 20.0
-    with pytest.raises((AssertionError, Timeout)):
-        check_rows(broken, right, rows)
 
 
 BURSTS = (1, 2, 4, 8, 1)
@@ -234,41 +208,24 @@ COPIES = [
 ]
 
 
-def bursts(server: Server, right: Reference) -> list[float]:
-    """Check the texts of each burst of clients. Returns the reported tokens for each forward pass."""
+def check_bursts(server: Server, right: Reference) -> None:
+    """Each burst of clients gets its texts, and drafting is back afterwards."""
     told = []
     for clients in BURSTS:
         answers = load(server, COPIES[:clients], clients)
         judge_all(COPIES[:clients], answers, right)
         tokens = sum(answer.usage["completion_tokens"] for answer in answers)
         told.append(tokens / sum(answer.draft["forwards"] for answer in answers))
-    return told
-
-
-def check_bursts(told: list[float]) -> None:
     assert min(told) > 1.2, told
     assert told[-1] >= told[0], f"drafting does not come back: {told}"
 
 
 @pytest.mark.parametrize("broken", [price_blocks], indirect=True)
-def test_drafting_comes_back_after_a_burst(
-    broken: Server, right: Reference, record_property: Callable[[str, object], None]
-) -> None:
-    told = bursts(broken, right)
-    for clients, value in zip(BURSTS, told, strict=True):
-        record_property(f"tokens a forward pass, {clients} clients", round(value, 2))
-    print("tokens a forward pass:", *(f"{n} clients {value:.2f}" for n, value in zip(BURSTS, told, strict=True)))
-    check_bursts(told)
+def test_drafting_comes_back_after_a_burst(broken: Server, right: Reference) -> None:
+    check_bursts(broken, right)
 
 
-@pytest.mark.planted
-@pytest.mark.parametrize("broken", [never_draft_again], indirect=True)
-def test_drafting_that_does_not_come_back_is_found(broken: Server, right: Reference) -> None:
-    with pytest.raises(AssertionError):
-        check_bursts(bursts(broken, right))
-
-
-def check_errors(server: Server, right: Reference, what: str) -> None:
+def check_errors(server: Server, right: Reference, what: str = "sampler") -> None:
     """An error fails only the requests that it belongs to, and the next request is served."""
     for streamed in (False, True):
         reader = Reader(server, FOREVER)
@@ -299,13 +256,6 @@ def raising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.mark.parametrize("what", FAILING)
 def test_an_error_fails_what_it_belongs_to(raising: Server, right: Reference, what: str) -> None:
     check_errors(raising, right, what)
-
-
-@pytest.mark.planted
-@pytest.mark.parametrize("broken", [fail_together], indirect=True)
-def test_an_error_that_fails_others_is_found(broken: Server, right: Reference) -> None:
-    with pytest.raises(AssertionError):
-        check_errors(broken, right, "sampler")
 
 
 # The prediction, whole and in parts.
@@ -342,3 +292,38 @@ def test_predicted_outputs(server: Server, right: Reference, clients: int) -> No
         assert details.accepted_prediction_tokens > 0.9 * (details.accepted_prediction_tokens + 3)
         assert details.draft["accepted"] <= details.draft["drafted"]
         assert details.draft["accepted"] > usage.completion_tokens / 2 or not draft
+
+
+ROWS = (
+    send_what_follows_a_stop_word,
+    forget_parts_of_stop_words,
+    show_no_prompt,
+    show_no_accepted_tokens,
+    lose_a_token_of_a_block,
+    swap_the_statistics,
+)
+FAULTS: list[tuple[Callable[[], None], Callable[[Server, Reference], None], str]] = [
+    (keep_a_rejected_token, check_drafted, ""),
+    (drop_the_options, check_drafted, ""),
+    (answer_in_bulk, check_streams, "stood still"),
+    *((fault, check_rows, "") for fault in ROWS),
+    (never_draft_again, check_bursts, ""),
+    (fail_together, check_errors, ""),
+]
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize(("broken", "check", "said"), FAULTS, indirect=["broken"])
+def test_a_fault_is_found(
+    broken: Server, check: Callable[[Server, Reference], None], said: str, right: Reference
+) -> None:
+    with pytest.raises(AssertionError, match=said):
+        check(broken, right)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("broken", [draft_one_by_one], indirect=True)
+def test_a_row_that_waits_for_an_endless_one_is_found(broken: Server, right: Reference) -> None:
+    broken.timeout = 20.0
+    with pytest.raises(Timeout):
+        check_rows(broken, right)

@@ -13,7 +13,7 @@ import pytest
 from environments import base_of
 
 from conformance import ROOT, adapters
-from conformance.adapters import NAMES, SHIPPED, Adapter, Adapters, Unusable, load
+from conformance.adapters import NAMES, SHIPPED, Adapters, Unusable, load, offered
 from conformance.judging import ask, programs, ran, results
 from conformance.judging.difference import (
     BAD,
@@ -200,7 +200,7 @@ def test_the_lines_of_a_program_run_without_the_suite(tmp_path: Path) -> None:
 
 
 def test_what_of_a_tree_ran(tmp_path: Path) -> None:
-    """Lines without code do not count. What was never imported did not run."""
+    """Lines without code do not count. Of a file that was never imported nothing ran."""
     old, new = tmp_path / "old", tmp_path / "new"
     for folder, text in (
         (old, "def f():\n    return 1\n"),
@@ -209,8 +209,17 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "a.py").write_text(text)
     (new / "b.py").write_text("class C:\n    def h(self):\n        pass\n\n    def _i(self):\n        pass\n")
-    covered = {"a.py": {"executed_lines": [1, 3, 6], "missing_lines": [7]}}
-    found = ran.looked_at(old, new, covered)
+
+    def covered(executed: list[int], missing: list[int], **functions: Any) -> dict[str, Any]:
+        return {"executed_lines": executed, "missing_lines": missing, "functions": functions}
+
+    about = {
+        "a.py": covered([1, 3, 6], [7], f=covered([3], []), g=covered([], [7])),
+        "b.py": covered(
+            [], [1, 2, 3, 5, 6], **{name: covered([], [n]) for name, n in (("C.h", 3), ("C._i", 6), ("C.h.in", 3))}
+        ),
+    }
+    found = ran.looked_at(old, new, about)
     assert found == [ran.File("a.py", 3, 2, ["g"]), ran.File("b.py", 5, 0, ["C.h"])]
     assert ran.sentence(found) == "Of 8 changed lines of 2 files 2 ran; `g` of a.py, `C.h` of b.py were never called."
     assert ran.changed_files(new, new) == []
@@ -264,7 +273,7 @@ def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_adapters_of_the_suite_can_be_loaded(name: str) -> None:
-    assert load(name).offers() <= NAMES
+    assert offered(load(name))
 
 
 def test_an_adapter_that_cannot_be_used_says_why(tmp_path: Path) -> None:
@@ -290,7 +299,7 @@ def test_several_adapters_of_one_tree(tmp_path: Path) -> None:
         "MODELS = {'brought': {'vocab_size': 64}}\n"
     )
     both = Adapters([load(str(tmp_path / "mine.py")), load("stock")])
-    assert both.drafters == ["new", "similar", "contrary"]
+    assert list(both.drafters) == ["new", "similar", "contrary"]
     assert both.options("new") == {"sampler"}
     assert both.decode(None, [1], adapters.Drafts("new", [1])) == "mine"
     assert set(both.commands) == {"chat", "server"}
@@ -307,11 +316,10 @@ def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.Monk
         load(str(tmp_path / "mine.py"))
     monkeypatch.setattr(GENERATE, "lookahead_step", lambda *_, **__: iter([(1, None, True)]), raising=False)
     mine = load(str(tmp_path / "mine.py"))
-    assert mine.offers() == NAMES - {"fits", "MODELS"}
+    assert offered(mine) == NAMES - {"fits", "MODELS"}
     assert list(Adapters([mine]).decode(None, [1], adapters.Drafts("lookup", [1]))) == [(1, None, True)]
 
 
 def test_the_interface_is_described() -> None:
     described = str(adapters.__doc__)
     assert all(name in described for name in NAMES)
-    assert isinstance(load("stock"), Adapter)
