@@ -81,15 +81,12 @@ def judge(args: argparse.Namespace) -> int:
             raise Refused(f"it could not be asked: {error}") from error
         files = looked_at(base.package, tree.package, tree.covered())
     compared(right, found)
-    command = [
-        str(tree_at.python.relative_to(ROOT)),
-        "-m",
-        "pytest",
-        "-o",
-        "addopts=",
-        *(f"--adapter={name}" for name in tree.adapters),
-    ]
-    judgement = Judgement((base_name, args.tree), right, found, differences(right, found), files, command)
+    adapters = [f"--adapter={name}" for name in tree.adapters]
+    pytest = [os.path.relpath(tree_at.python), "-m", "pytest", "-o", "addopts=", *adapters]
+    again = [os.path.relpath(ROOT / "scripts" / "judge.sh"), args.tree, "--base", base_name, *adapters]
+    judgement = Judgement(
+        (base_name, args.tree), right, found, differences(right, found), files, pytest=pytest, judge=again
+    )
     file = args.markdown or JUDGED / "last.md"
     file.write_text(markdown(judgement), "utf-8")
     print(screen(judgement))

@@ -54,7 +54,7 @@ def compared(base: Results, tree: Results) -> None:
         elif passes[1] > passes[0]:
             one.said = f"plain decoding takes {passes[1]} forward passes instead of {passes[0]}"
         if one.said:
-            one.outcome = BROKEN
+            one.outcome, one.differs = BROKEN, True
 
 
 def differences(base: Results, tree: Results) -> list[Group]:

@@ -26,17 +26,16 @@ class Plant:
         folder, _, test = self.test.partition("::")
         return f"conformance/{folder}/test_through_adapter.py::{test}"
 
+    def asked_of(self, drafter: str) -> Plant:
+        """The same fault, with its test for another drafter."""
+        return replace(self, test=self.test.replace("scripted", drafter))
+
 
 # Faults in the stock release, and in the series.
 TREES = {
     flavour: [Plant(**one) for one in faults]
     for flavour, faults in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 }
-
-
-def of_the_series(drafter: str) -> list[Plant]:
-    """The faults of the series, each with its test for another drafter."""
-    return [replace(fault, test=fault.test.replace("scripted", drafter)) for fault in TREES["series"]]
 
 
 # What a tree has beside the loop of the series, and calls by another name: nothing but its adapter knows.
@@ -57,15 +56,7 @@ OF_THE_LOOP = {
     "draft_model": "helper",
     "draft-model": "helper",
 }
-NAMES = OF_THE_LOOP | {
-    "can_trim_prompt_cache": "may_drop",
-    "trim_prompt_cache": "drop_tokens",
-    "snapshot_prompt_cache": "mark_caches",
-    "restore_prompt_cache": "rewind_caches",
-    "draft-type": "guess-with",
-    "draft_type": "guess_with",
-}
-# The interfaces of experiments, one of their drafters, and the names that they do not have.
+# The interfaces of experiments and of a tree like no other: one of their drafters, and names that they have not.
 INTERFACES = {
     "draft_type": (
         "ngram-simple",
@@ -73,34 +64,39 @@ INTERFACES = {
     ),
     "prompt_lookup": ("lookup", OF_THE_LOOP),
     "backend": ("suffix", OF_THE_LOOP),
+    "other names": (
+        "right in part",
+        OF_THE_LOOP
+        | {
+            "can_trim_prompt_cache": "may_drop",
+            "trim_prompt_cache": "drop_tokens",
+            "snapshot_prompt_cache": "mark_caches",
+            "restore_prompt_cache": "rewind_caches",
+            "draft-type": "guess-with",
+            "draft_type": "guess_with",
+        },
+    ),
 }
 
 
-def plant(source: Path, into: Path, fault: Plant | None = None, names: dict[str, str] | None = None) -> Path:
-    """Copy a tree, with a fault or without one, and give it other names."""
+def plant(source: Path, into: Path, fault: Plant | None = None) -> Path:
+    """Copy a tree, with a fault or without one."""
     shutil.copytree(source / "mlx_lm", into / "mlx_lm", ignore=shutil.ignore_patterns("__pycache__"))
     if fault is not None:
         path = into / "mlx_lm" / fault.file
         text = path.read_text()
         at = text.index(fault.right, text.index(fault.after))
         path.write_text(text[:at] + fault.wrong + text[at + len(fault.right) :])
-    renamed = re.compile(rf"\b({'|'.join(names or {'no such name': ''})})\b")
-    for path in (into / "mlx_lm").rglob("*.py"):
-        text = path.read_text()
-        if names and (made := renamed.sub(lambda found: names[found[1]], text)) != text:
-            path.write_text(made)
     return into
 
 
 def published(source: Path, into: Path, interface: str, fault: Plant | None = None) -> Path:
-    """A tree that drafts through the interface of an experiment, and whose package of the series has another name."""
-    plant(source, into, fault, INTERFACES[interface][1])
-    package = into / "mlx_lm"
+    """A tree with the interface of an experiment, whose package of the series has another name."""
+    package, names = plant(source, into, fault) / "mlx_lm", INTERFACES[interface][1]
     (package / "draft").rename(package / "guessing")
     for path in package.rglob("*.py"):
-        text = path.read_text()
-        if (made := re.sub(r"(?<=from )(mlx_lm|\.+)(\.?)draft(?=[. ])", r"\1\2guessing", text)) != text:
-            path.write_text(made)
+        text = re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[1]], path.read_text())
+        path.write_text(re.sub(r"(?<=from )(mlx_lm|\.+)(\.?)draft(?=[. ])", r"\1\2guessing", text))
     if interface == "backend":
         with (package / "generate.py").open("a") as file:
             file.write(BACKEND)

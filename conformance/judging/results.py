@@ -55,6 +55,8 @@ class Result:
     lines: str = ""
     # What pytest's record_property noted.
     notes: dict[str, str] = field(default_factory=dict)
+    # Whether it holds alone, and is not what it is on the base.
+    differs: bool = False
 
     @property
     def uses(self) -> set[str]:
@@ -66,6 +68,10 @@ Results = dict[str, Result]
 
 def file_of(part: str) -> str:
     return f"conformance/{PARTS[part][0]}/{TEST}.py"
+
+
+def part_of(test: str) -> str:
+    return next(part for part in PARTS if test.startswith(file_of(part)))
 
 
 def function(test: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import textwrap
 from collections import Counter
 from dataclasses import dataclass
 
+from conformance import ROOT
 from conformance.judging.difference import BAD, NOT_KEPT, Group
 from conformance.judging.ran import File, sentence
-from conformance.judging.results import Results
+from conformance.judging.results import Results, part_of
 
 WIDTH = 118
 # The rows of the table and the lines of an example that a screen shows; the file has all.
@@ -23,8 +25,9 @@ class Judgement:
     tree: Results
     groups: list[Group]
     files: list[File]
-    # How one test is asked again: the command, without the id of the test.
-    command: list[str]
+    # How one test is asked again, without its id, and how the judge is, without a part: programs and their arguments.
+    pytest: list[str]
+    judge: list[str]
 
     @property
     def bad(self) -> list[Group]:
@@ -42,7 +45,11 @@ class Judgement:
         return f"{'Nothing broke' if self.groups else 'Nothing differs'}. {against}"
 
     def again(self, test: str) -> str:
-        return shlex.join([*self.command, test])
+        """A command that shows it, typed here. What differs from the base alone only the judge can show."""
+        if self.tree[test].differs:
+            return shlex.join([*self.judge, "--only", part_of(test)])
+        file, _, name = test.partition("::")
+        return shlex.join([*self.pytest, f"{os.path.relpath(ROOT / file)}::{name}"])
 
 
 def about(results: Results, group: Group, most: int) -> str:

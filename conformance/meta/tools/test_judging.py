@@ -8,18 +8,18 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conformance.judging.difference import compared
-from conformance.judging.plants import INTERFACES, NAMES, TREES, Plant, of_the_series, plant, published
+from conformance.judging.plants import INTERFACES, TREES, Plant, plant, published
 from conformance.judging.results import BROKEN, HOLDS, Results, read
 from conformance.judging.run import Run
 from conformance.series.patches import commits, unpack
 
 FULL = os.environ.get("CONFORMANCE_PROFILE") == "full"
+SAMPLE = [("backend", "history fed twice"), ("other names", "a short history")]
 # A tree that calls what the series has by other names, so that only its own adapter can ask it.
 ADAPTER = """
 import mlx.core as mx
@@ -40,11 +40,12 @@ def decode(model, prompt, drafts, **options):
     how = dict(guesser=guesser, num_draft_tokens=3, disable_adaptive_gate=True)
     return guessing_steps(mx.array(prompt), model, **how, **options)
 """
-# Interfaces that published experiments have, and what was found in them.
+# What was found in published experiments, by their interface; and a tree that only its own adapter can ask.
 FOUND = {
-    "draft_type": ("a window out of place", "a flag that is dropped"),
-    "prompt_lookup": ("padding of a recurrent cache lost", "a token short at an exit"),
-    "backend": ("history fed twice",),
+    "backend": ["history fed twice"],
+    "draft_type": ["a window out of place", "a flag that is dropped"],
+    "prompt_lookup": ["padding of a recurrent cache lost", "a token short at an exit"],
+    "other names": [fault.name for fault in TREES["series"]],
 }
 
 
@@ -86,35 +87,22 @@ def test_a_planted_fault_is_found(flavour: str, fault: Plant, right: Results, tm
     assert found[fault.nodeid].outcome == BROKEN
 
 
-def both(make: Callable[[Path, Plant | None], Path], fault: Plant, folder: Path, *adapters: str) -> None:
-    """A test holds without the fault and is broken with it."""
-    for one, outcome in ((None, HOLDS), (fault, BROKEN)):
-        tree = make(folder / f"tree {outcome}", one)
-        (result,) = asked(tree, folder, [fault.nodeid], *adapters).values()
-        assert result.outcome == outcome, result.said
-
-
 @pytest.mark.planted
 @pytest.mark.parametrize(
-    "fault",
-    [one for one in of_the_series("right in part") if FULL or one.name == "a short history"],
-    ids=lambda one: one.name,
+    ("interface", "name"),
+    [(one, name) for one in FOUND for name in FOUND[one] if FULL or (one, name) in SAMPLE],
 )
-def test_a_tree_with_other_names_is_asked_through_its_adapter(fault: Plant, tmp_path: Path) -> None:
+def test_a_fault_behind_another_interface_is_found(interface: str, name: str, tmp_path: Path) -> None:
+    """Through the shipped adapter that fits, or through that of the tree. Without the fault the test passes."""
     source, adapter = unpack(commits()[-1], tmp_path / "source"), tmp_path / "other_names.py"
     adapter.write_text(ADAPTER)
-    both(lambda into, one: plant(source, into, one, NAMES), fault, tmp_path, str(adapter))
-
-
-@pytest.mark.planted
-@pytest.mark.parametrize(
-    ("interface", "name"), [(one, name) for one in FOUND for name in FOUND[one] if FULL or one == "backend"]
-)
-def test_what_was_found_in_an_experiment_is_found(interface: str, name: str, tmp_path: Path) -> None:
-    """Through the adapter of its interface, which is the one that fits."""
-    source = unpack(commits()[-1], tmp_path / "source")
-    (fault,) = (one for one in of_the_series(INTERFACES[interface][0]) if one.name == name)
-    both(lambda into, one: published(source, into, interface, one), fault, tmp_path)
+    drafter, _ = INTERFACES[interface]
+    (fault,) = (one.asked_of(drafter) for one in TREES["series"] if one.name == name)
+    for planted, outcome in ((None, HOLDS), (fault, BROKEN)):
+        tree = published(source, tmp_path / f"tree {outcome}", interface, planted)
+        own = [str(adapter)] if interface == "other names" else []
+        (result,) = asked(tree, tmp_path, [fault.nodeid], *own).values()
+        assert result.outcome == outcome, result.said
 
 
 def test_there_are_at_least_forty_faults() -> None:

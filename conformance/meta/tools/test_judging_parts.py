@@ -105,10 +105,12 @@ def test_plain_decoding_is_compared_with_the_base(now: dict[str, str], said: str
 
 
 def judgement(base: Results, tree: Results, files: list[ran.File]) -> Judgement:
-    return Judgement(("a", "b"), base, tree, differences(base, tree), files, ["python", "-m", "pytest"])
+    groups = differences(base, tree)
+    return Judgement(("a", "b"), base, tree, groups, files, ["python", "-m", "pytest"], ["judge.sh", "b"])
 
 
-def test_the_screen_and_the_markdown() -> None:
+def test_the_screen_and_the_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     tests = [f"{test}{n}" for test in (TRIM, PARITY, PLAIN) for n in range(30)]
     base, tree = ({test: one(outcome, test[-9:]) for test in tests} for outcome in (HOLDS, BROKEN))
     judged = judgement(base, tree, [ran.File("generate.py", 421, 380, ["mtp_generate_step"])])
@@ -118,6 +120,10 @@ def test_the_screen_and_the_markdown() -> None:
     assert len(rest) < 38
     assert rest[-1] == f"python -m pytest '{tests[0]}'"
     assert all(test in markdown(judged) for test in tests)
+    tree[tests[0]].differs = True
+    assert screen(judged).endswith("judge.sh b --only caches")
+    monkeypatch.chdir(ROOT / "docs")
+    assert judged.again(tests[1]) == f"python -m pytest '../{tests[1]}'"
     assert "Nothing differs." in screen(judgement(base, base, []))
 
 
