@@ -11,7 +11,8 @@ from mlx_lm.generate import generate_step
 
 from conformance.adapters import CONTRARY, Adapters, Drafts
 from conformance.judging.ask import REFUSAL, broken, first_line, not_offered, not_shown, refused
-from conformance.judging.models import Family, gap, model_of, prompt_of
+from conformance.judging.models import Family, model_of, prompt_of
+from conformance.testing.decode.recorder import gap
 
 N = 18
 # Logits in fp32 of models of two layers: more than blocks and single tokens are apart, and far less than a fault makes.

@@ -121,9 +121,3 @@ def config_of(family: Family) -> dict[str, Any]:
     # With a window in every other layer, as it comes, llama would be one more sliding model.
     full = {"layer_types": None, "sliding_window": None, "head_dim": 32} if family.model == "llama" else {}
     return CONFIGS[family.model] | full
-
-
-def gap(a: Iterable[mx.array], b: Iterable[mx.array]) -> float:
-    """The largest difference; infinite values are equal to themselves."""
-    pairs = [(x.astype(mx.float32).reshape(-1), y.astype(mx.float32).reshape(-1)) for x, y in zip(a, b, strict=True)]
-    return max((float(mx.where(x == y, 0.0, mx.abs(x - y)).max().item()) for x, y in pairs), default=0.0)

@@ -95,7 +95,9 @@ class Run:
         digest = hashlib.sha256(repr([str(self.python), *self.adapters]).encode())
         others = self.package.parent.glob("mlx-*.dist-info")
         digest.update(repr(sorted(path.name for path in others)).encode())
-        files = [*self.package.rglob("*.py"), *(ROOT / "conformance").rglob("*.py"), *map(Path, self.adapters)]
+        # The expectations and the configurations of models are part of the suite.
+        suite = (path for path in (ROOT / "conformance").rglob("*") if path.suffix in (".py", ".txt", ".json"))
+        files = [*self.package.rglob("*.py"), *suite, *map(Path, self.adapters)]
         for path in sorted(path for path in files if path.is_file()):
             digest.update(str(path).encode() + b"\0" + path.read_bytes())
         return digest.hexdigest()

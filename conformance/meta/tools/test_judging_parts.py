@@ -14,7 +14,7 @@ from environments import base_of
 
 from conformance import ROOT, adapters
 from conformance.adapters import NAMES, SHIPPED, Adapters, Unusable, load, offered
-from conformance.judging import ask, programs, ran, results
+from conformance.judging import ask, programs, ran, results, run
 from conformance.judging.difference import (
     BAD,
     BROKE,
@@ -234,26 +234,28 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
 def test_the_results_of_a_base_are_kept_until_something_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "mlx_lm"
-    package.mkdir()
-    (package / "a.py").write_text("1")
-    run, times = Run(Path(sys.executable), tmp_path / "kept", package), list[str]()
+    package, suite, times = tmp_path / "mlx_lm", tmp_path / "conformance", list[str]()
+    asked = Run(Path(sys.executable), tmp_path / "kept", package)
 
-    def run_it(self: Run, part: str, *_: Any) -> Results:
+    def ask_it(self: Run, part: str, *_: Any) -> Results:
         times.append(part)
         (tmp_path / "kept" / f"{part}.xml").write_text(
             "<a><testcase name='test' classname='test_through_adapter'/></a>"
         )
         return {}
 
-    monkeypatch.setattr(Run, "_ask", run_it)
+    monkeypatch.setattr(Run, "_ask", ask_it)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
     for _ in range(2):
-        run.ask_once(["caches"])
+        asked.ask_once(["caches"])
     assert times == ["caches"]
-    assert set(run.ask_once(["caches", "server"])) == {"test_through_adapter.py::test"}
-    (package / "a.py").write_text("2")
-    run.ask_once(["caches"])
-    assert times == ["caches", "server", "caches"]
+    assert set(asked.ask_once(["caches", "server"])) == {"test_through_adapter.py::test"}
+    for changed in (package / "a.py", suite / "0.32.2-stock.txt", suite / "models.json"):
+        changed.parent.mkdir(exist_ok=True)
+        changed.write_text("2")
+        times.clear()
+        asked.ask_once(["caches"])
+        assert times == ["caches"], changed
 
 
 def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
