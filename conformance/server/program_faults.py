@@ -9,8 +9,6 @@ import mlx.core as mx
 from mlx_lm import server
 from mlx_lm.models.cache import LRUPromptCache
 
-from conformance.testing.faults import server as faults
-
 # A request whose prompt has one of these words raises there.
 POINTS = {
     "fetches": (LRUPromptCache, "fetch_nearest_cache"),
@@ -54,7 +52,6 @@ def raise_at_points() -> None:
 
 def die_where_a_request_joins() -> None:
     """An exception while a request joins the batch ends the generation thread."""
-    raise_at_points()
     fetch = LRUPromptCache.fetch_nearest_cache
 
     def fetch_or_die(self: Any, model: Any, tokens: Any) -> Any:
@@ -66,20 +63,13 @@ def die_where_a_request_joins() -> None:
     LRUPromptCache.fetch_nearest_cache = fetch_or_die
 
 
-def never_look_at_the_client() -> None:
-    raise_at_points()
-    faults.never_look_at_the_client()
-
-
 def decode_for_nobody() -> None:
     """A request goes on after its client left."""
-    raise_at_points()
     server.GenerationContext.stop = lambda _: None
 
 
 def keep_every_row() -> None:
     """What a request has computed is never freed."""
-    raise_at_points()
     insert, kept = LRUPromptCache.insert_cache, []
 
     def insert_and_keep(self: Any, model: Any, tokens: Any, cache: Any, **kwargs: Any) -> None:

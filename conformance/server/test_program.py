@@ -28,9 +28,9 @@ from conformance.server.program_faults import (
     decode_for_nobody,
     die_where_a_request_joins,
     keep_every_row,
-    never_look_at_the_client,
     raise_at_points,
 )
+from conformance.testing.faults.server import never_look_at_the_client
 from conformance.testing.server.clients import EDIT, GATE_OFF
 from conformance.testing.server.process import CHAT, FAST, Server, planted, serve
 from conformance.testing.server.traffic import Body
@@ -143,9 +143,8 @@ def check_program(server: Server, seed: int, n: int) -> None:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    plant = getattr(request, "param", raise_at_points)
-    options = ("--prompt-cache-size", "1", "--prefill-step-size", "16")
-    with serve(*options, env=FAST | planted(plant, tmp_path)) as server:
+    env = FAST | planted(raise_at_points, tmp_path, *getattr(request, "param", ()))
+    with serve("--prompt-cache-size", "1", "--prefill-step-size", "16", env=env) as server:
         yield server
 
 
@@ -157,7 +156,7 @@ FAULTS = [die_where_a_request_joins, decode_for_nobody, keep_every_row, never_lo
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("server", FAULTS, indirect=True)
+@pytest.mark.parametrize("server", [[fault] for fault in FAULTS], ids=lambda one: one[0].__name__, indirect=True)
 def test_a_fault_is_found(server: Server) -> None:
     server.timeout = 5.0
     with pytest.raises((AssertionError, requests.ConnectionError, requests.Timeout, OSError)):

@@ -144,10 +144,10 @@ class Server(Client):
             raise ServerFailed(f"the server stopped with {code}\n{self.log[-TAIL:]}")
 
 
-def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
+def planted(fault: Callable[[], None], folder: Path, *more: Callable[[], None]) -> dict[str, str]:
     """The environment variables of a process that starts with a fault, or with a helper that shows one."""
-    start = folder / "sitecustomize.py"
-    start.write_text(f"from {fault.__module__} import {fault.__name__}\n{fault.__name__}()\n")
+    calls = (f"from {one.__module__} import {one.__name__}\n{one.__name__}()\n" for one in (fault, *more))
+    (folder / "sitecustomize.py").write_text("".join(calls))
     path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path)}
 
