@@ -6,8 +6,9 @@ The programs are ordered by their size, so the first one that fails is a short o
 from __future__ import annotations
 
 import copy
+import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,6 @@ from mlx_lm.models import cache as cache_module
 
 from conformance.adapters import Adapters
 from conformance.judging.ask import broken, first_line, not_offered, not_shown, refused
-from conformance.judging.lines import lines
 from conformance.testing.caches.layer_io import WIDTH, as_lists, feed_rows, leaves
 from conformance.testing.caches.reference import PAD, Reference, View, chunk, everything, window
 
@@ -235,3 +235,52 @@ def small_steps() -> Iterator[None]:
             if made is not None and hasattr(made, "step"):
                 stack.enter_context(patch.object(made, "step", STEP))
         yield
+
+
+# A program as lines that run with mlx-lm alone.
+HEAD = """\
+from __future__ import annotations
+import copy
+from typing import Any
+import mlx.core as mx
+from mlx_lm.models.cache import *
+"""
+FEED = """
+def feed(*tokens):
+    rows = mx.broadcast_to(mx.array(tokens, mx.float32)[:, None], (batch, 1, len(tokens), {width}))
+    for cache in getattr(caches[0], "caches", caches):
+        mask = {mask}
+        print(tokens, "see", cache.update_and_fetch(rows, rows)[0], mask, "offset", cache.offset)
+
+"""
+MASK = "cache.make_mask(len(tokens), return_array=True, window_size=None)"
+CALLS = {"snapshot": "taken = snapshot(caches)", "restore": "restore(caches, taken)"}
+
+
+def lines(kind: Kind, played: Sequence[tuple[str, int]], adapter: Adapters, seen: str) -> str:
+    called = dict.fromkeys(name for name, _ in played if name in ("snapshot", "restore", "trim"))
+    classes = dict.fromkeys(name for name in kind.classes if name not in ("CacheList", "ConcatenateKVCache"))
+    steps = [*(f"{name}.step = 4" for name in classes), f"caches = [{kind.code}]"]
+    token, batch = 0, len(kind.left)
+    for name, n in played:
+        if name == "feed":
+            steps.append(f"feed({', '.join(str(token + 1 + t) for t in range(n))})")
+            token += n
+        elif name == "filter":
+            steps.append(f"caches[0].filter([{n}]); batch = 1")
+        else:
+            steps.append(CALLS.get(name, f'print("trim returns", trim(caches, {n}))'))
+    steps[-1] += f"  # {seen}"
+    # As llama4 does it, whose mask says what a query sees.
+    mask = "cache.maybe_trim_front()" if "Chunked" in kind.code else MASK
+    feed = FEED.format(width=WIDTH, mask=mask)
+    return "\n".join(
+        [HEAD, *(defined(name, getattr(adapter, name)) for name in called), feed, f"batch = {batch}", *steps]
+    )
+
+
+def defined(name: str, function: Callable[..., Any]) -> str:
+    """An adapter may give a function of the tree a name, or have one of its own."""
+    if function.__module__.startswith("mlx_lm."):
+        return f"from {function.__module__} import {function.__name__} as {name}"
+    return inspect.getsource(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from environments import base_of
+from judge import parse_args
 
 from conformance import ROOT, adapters
 from conformance.adapters import NAMES, SHIPPED, Adapters, Unusable, load, offered
@@ -27,7 +29,6 @@ from conformance.judging.difference import (
     kind_of,
     red,
 )
-from conformance.judging.lines import lines
 from conformance.judging.results import ABSENT, ASKED, BROKEN, HOLDS, NOT_SHOWN, PARTS, REFUSED, Result, Results
 from conformance.judging.run import Run
 from conformance.judging.screen import Judgement, markdown, screen
@@ -197,7 +198,7 @@ def test_the_lines_of_a_program_run_without_the_suite(tmp_path: Path) -> None:
         ("feed", 1),
     ]
     (kind,) = (kind for kind in programs.KINDS if kind.name == "BatchKVCache")
-    text = lines(kind, played, stock, "it is wrong")
+    text = programs.lines(kind, played, stock, "it is wrong")
     assert "conformance" not in text
     done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -279,6 +280,15 @@ def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
     assert base_of(f"{tmp_path}@main") == f"{tmp_path}@v0.33.0"
 
 
+PAGE = (ROOT / "docs" / "releases.md").read_text()
+
+
+@pytest.mark.parametrize("line", re.findall(r"scripts/judge\.sh (.*?)(?: +#.*)?$", PAGE, re.MULTILINE))
+def test_the_commands_of_the_page_can_be_read(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["judge.py", *shlex.split(line)])
+    assert parse_args().tree
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_adapters_of_the_suite_can_be_loaded(name: str) -> None:
     assert offered(load(name))
@@ -316,8 +326,7 @@ def test_several_adapters_of_one_tree(tmp_path: Path) -> None:
 
 
 def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "releases.md").read_text().split("## An adapter")[1]
-    code = re.search(r"^    import copy\n(?:    .*\n|\n)+", page, re.MULTILINE)
+    code = re.search(r"^    import copy\n(?:    .*\n|\n)+", PAGE.split("## An adapter")[1], re.MULTILINE)
     assert code
     (tmp_path / "mine.py").write_text(textwrap.dedent(code[0]))
     with pytest.raises(Unusable, match="cannot import name 'lookahead_step'"):
