@@ -105,7 +105,7 @@ class Adapters:
 
     @property
     def name(self) -> str:
-        return " and ".join(one.__name__.rpartition(".")[2] for one in self._all)
+        return " and ".join(map(name_of, self._all))
 
     def __contains__(self, name: str) -> bool:
         return any(name in offered(one) for one in self._all)
@@ -135,6 +135,10 @@ class Adapters:
         return self.drafters[drafts.name].decode(model, prompt, drafts, **options)
 
 
+def name_of(module: ModuleType) -> str:
+    return module.__name__.rpartition(".")[2]
+
+
 def offered(module: ModuleType) -> set[str]:
     return {name for name in NAMES - {"fits"} if getattr(module, name, None)}
 
@@ -158,10 +162,11 @@ def load(name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (ImportError, SyntaxError) as error:
         raise Unusable(f"the adapter {name} cannot be imported here: {error}.") from error
+    may_have = ", ".join(sorted(NAMES))
     if unknown := {n for n in vars(module) if n.isupper() and not n.startswith("_")} - NAMES - {"FIXTURE"}:
-        raise Unusable(f"{name} has {', '.join(sorted(unknown))}; what it may have is {', '.join(sorted(NAMES))}.")
+        raise Unusable(f"{name_of(module)} has {', '.join(sorted(unknown))}; what it may have is {may_have}.")
     if not offered(module):
-        raise Unusable(f"{name} offers nothing: it has none of {', '.join(sorted(NAMES - {'fits'}))}.")
+        raise Unusable(f"{name_of(module)} offers nothing of what it may have: {may_have}.")
     return module
 
 
