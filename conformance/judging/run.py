@@ -66,29 +66,22 @@ class Run:
         if done.returncode not in ASKED or not out.exists():
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
             raise NotAsked(said[-1].removeprefix("ERROR: ") if said else "pytest ended without a message")
-        # A stale expectation of a release is no test of a tree.
-        return {test: result for test, result in read(out).items() if TEST in test}
-
-    def known(self, parts: Sequence[str]) -> tuple[Results, list[str]]:
-        """The results that are kept of the same package, suite and adapters, and the parts that lack some."""
-        kept = [part for part in parts if self._stamp(part).exists() and self._stamp(part).read_text() == self.key()]
-        found: Results = {}
-        for part in kept:
-            found |= read(self.folder / f"{part}.xml")
-        return found, [part for part in parts if part not in kept]
+        return self._read(part)
 
     def ask_once(self, parts: Sequence[str]) -> Results:
-        """The results of these parts. What was asked of the same package before is kept."""
-        found, missing = self.known(parts)
+        """The results of these parts. Those of the same package, suite and adapters are kept."""
+        key, stamps = self.key(), {part: self.folder / f"{part}.key" for part in parts}
+        missing = [part for part, stamp in stamps.items() if not stamp.exists() or stamp.read_text() != key]
         for part in missing:
-            self._stamp(part).unlink(missing_ok=True)
-        found |= self.ask(missing)
+            stamps[part].unlink(missing_ok=True)
+        self.ask(missing)
         for part in missing:
-            self._stamp(part).write_text(self.key())
-        return found
+            stamps[part].write_text(key)
+        return {test: result for part in parts for test, result in self._read(part).items()}
 
-    def _stamp(self, part: str) -> Path:
-        return self.folder / f"{part}.key"
+    def _read(self, part: str) -> Results:
+        # A stale expectation of a release is no test of a tree.
+        return {test: result for test, result in read(self.folder / f"{part}.xml").items() if TEST in test}
 
     def key(self) -> str:
         """A hash of all that the results depend on."""
