@@ -283,10 +283,12 @@ def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
 PAGE = (ROOT / "docs" / "releases.md").read_text()
 
 
-@pytest.mark.parametrize("line", re.findall(r"scripts/judge\.sh (.*?)(?: +#.*)?$", PAGE, re.MULTILINE))
-def test_the_commands_of_the_page_can_be_read(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["judge.py", *shlex.split(line)])
-    assert parse_args().tree
+def test_the_commands_of_the_page_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = re.findall(r"scripts/judge\.sh (.*)", PAGE)
+    assert any("GITHUB_BASE_REF" in line for line in lines), "the workflow judges nothing"
+    for line in lines:
+        monkeypatch.setattr(sys, "argv", ["judge.py", *shlex.split(line, comments=True)])
+        assert parse_args().tree
 
 
 @pytest.mark.parametrize("name", SHIPPED)
