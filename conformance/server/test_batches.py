@@ -165,15 +165,16 @@ def stop_words(answer: str) -> list[str]:
 
 def rows_of(right: Reference) -> list[Request]:
     """Requests with stop words, penalties and characters in blocks of all lengths."""
-    words = stop_words(right(edit(SLOWLY)).text)
-    assert len(words) > 2
+    first, second, third, *_ = stop_words(right(edit(SLOWLY)).text)
     return [
         edit(SLOWLY, **PENALTIES[0]),
         edit(GATE_OFF, **PENALTIES[1]),
         Request(CHAT, {"messages": SIGNS, "max_tokens": 40}, SLOWLY, "SuffixStrategy"),
         edit(GATE_OFF),
         edit({}),
-        *(edit(draft, stop=word) for word, draft in zip(words[:3], (SLOWLY, GATE_OFF, SLOWLY), strict=True)),
+        edit(SLOWLY, stop=first),
+        edit(GATE_OFF, stop=second),
+        edit(SLOWLY, stop=third),
     ]
 
 
@@ -325,5 +326,5 @@ def test_a_fault_is_found(
 @pytest.mark.parametrize("broken", [draft_one_by_one], indirect=True)
 def test_a_row_that_waits_for_an_endless_one_is_found(broken: Server, right: Reference) -> None:
     broken.timeout = 20.0
-    with pytest.raises(Timeout):
+    with pytest.raises((AssertionError, Timeout)):
         check_rows(broken, right)
