@@ -48,13 +48,14 @@ def compared(base: Results, tree: Results) -> None:
         tokens = [i for i in other if was[i].partition(":")[0] != now[i].partition(":")[0]]
         passes = [int(result.notes.get("forwards", 0)) for result in (before, one)]
         if tokens:
-            one.said = f"plain decoding gives another token than the base at step {tokens[0]}"
+            said = f"plain decoding gives another token than the base at step {tokens[0]}"
         elif other:
-            one.said = f"the log probabilities of {len(other)} of {len(now)} steps are other bits than on the base"
+            said = f"the log probabilities of {len(other)} of {len(now)} steps are other bits than on the base"
         elif passes[1] > passes[0]:
-            one.said = f"plain decoding takes {passes[1]} forward passes instead of {passes[0]}"
-        if one.said:
-            one.outcome, one.differs = BROKEN, True
+            said = f"plain decoding takes {passes[1]} forward passes instead of {passes[0]}"
+        else:
+            continue
+        one.outcome, one.said, one.differs = BROKEN, said, True
 
 
 def differences(base: Results, tree: Results) -> list[Group]:

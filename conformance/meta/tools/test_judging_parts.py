@@ -7,12 +7,14 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import judge
 import pytest
 from environments import base_of
-from judge import parse_args
 
 from conformance import ROOT, adapters
 from conformance.adapters import NAMES, SHIPPED, Adapters, Unusable, load, offered
@@ -215,7 +217,7 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
     ):
         folder.mkdir()
         (folder / "a.py").write_text(text)
-    (new / "b.py").write_text("class C:\n    def h(self):\n        pass\n\n    def _i(self):\n        pass\n")
+    (new / "b.py").write_text("class C:\n    def __call__(self):\n        pass\n\n    def _i(self):\n        pass\n")
 
     def covered(executed: list[int], missing: list[int], **functions: Any) -> dict[str, Any]:
         return {"executed_lines": executed, "missing_lines": missing, "functions": functions}
@@ -223,13 +225,57 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
     about = {
         "a.py": covered([1, 3, 6], [7], f=covered([3], []), g=covered([], [7])),
         "b.py": covered(
-            [], [1, 2, 3, 5, 6], **{name: covered([], [n]) for name, n in (("C.h", 3), ("C._i", 6), ("C.h.in", 3))}
+            [],
+            [1, 2, 3, 5, 6],
+            **{
+                name: covered([], [n]) for name, n in (("", 1), ("C.__call__", 3), ("C.__call__.inner", 3), ("C._i", 6))
+            },
         ),
     }
     found = ran.looked_at(old, new, about)
-    assert found == [ran.File("a.py", 3, 2, ["g"]), ran.File("b.py", 5, 0, ["C.h"])]
-    assert ran.sentence(found) == "Of 8 changed lines of 2 files 2 ran; `g` of a.py, `C.h` of b.py were never called."
+    assert found == [ran.File("a.py", 3, 2, ["g"]), ran.File("b.py", 5, 0, ["C.__call__"])]
+    said = "`g` of a.py, `C.__call__` of b.py were never called."
+    assert ran.sentence(found) == f"Of 8 changed lines of 2 files 2 ran; {said}"
     assert ran.changed_files(new, new) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "executed", "code", "said"),
+    [
+        (HOLDS, [4], 0, "each changed public function was called.\nNothing differs."),
+        (BROKEN, [4], 1, "BROKEN: C2 trim."),
+        (HOLDS, [], 2, "`mtp_step` of generate.py was never called."),
+        (BROKEN, [], 1, "`mtp_step` of generate.py was never called.\nBROKEN: C2 trim."),
+    ],
+)
+def test_how_a_judgement_ends(
+    outcome: str,
+    executed: list[int],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def at(name: str) -> SimpleNamespace:
+        return SimpleNamespace(python=tmp_path / "python", folder=tmp_path / name, package=tmp_path / name / "mlx_lm")
+
+    for name, text in (("base", ""), ("mine", "import mlx\n\ndef mtp_step():\n    yield 1\n")):
+        at(name).package.mkdir(parents=True)
+        (at(name).package / "generate.py").write_text(text)
+    lines = {"executed_lines": executed, "missing_lines": [n for n in [4] if n not in executed]}
+    monkeypatch.setattr(judge, "environment", at)
+    monkeypatch.setattr(judge, "base_of", lambda _: "base")
+    monkeypatch.setattr(judge, "alone", nullcontext)
+    monkeypatch.setattr(judge, "JUDGED", tmp_path)
+    monkeypatch.setattr(Run, "ask_once", lambda *_: {TRIM: one(HOLDS)})
+    monkeypatch.setattr(Run, "ask", lambda *_, **__: {TRIM: one(outcome)})
+    monkeypatch.setattr(Run, "covered", lambda _: {"generate.py": {**lines, "functions": {"mtp_step": lines}}})
+    monkeypatch.setattr(sys, "argv", ["judge.py", "mine"])
+    assert judge.main() == code
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert len(printed.splitlines()) <= 40
 
 
 def test_the_results_of_a_base_are_kept_until_something_changes(
@@ -288,7 +334,7 @@ def test_the_commands_of_the_page_can_be_read(monkeypatch: pytest.MonkeyPatch) -
     assert any("GITHUB_BASE_REF" in line for line in lines), "the workflow judges nothing"
     for line in lines:
         monkeypatch.setattr(sys, "argv", ["judge.py", *shlex.split(line, comments=True)])
-        assert parse_args().tree
+        assert judge.parse_args().tree
 
 
 @pytest.mark.parametrize("name", SHIPPED)
