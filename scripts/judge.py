@@ -79,7 +79,8 @@ def judge(args: argparse.Namespace) -> int:
             right, found = base.ask_once(parts), tree.ask(parts, coverage=True)
         except NotAsked as error:
             raise Refused(f"it could not be asked: {error}") from error
-        files = looked_at(base.package, tree.package, tree.covered())
+        covered = tree.covered(changed_files(base.package, tree.package))
+        files = looked_at(base.package, tree.package, covered)
     compared(right, found)
     adapters = [f"--adapter={name}" for name in tree.adapters]
     pytest = [os.path.relpath(tree_at.python), "-m", "pytest", "-o", "addopts=", *adapters]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,9 @@ source_pkgs = mlx_lm
 patch = subprocess
 parallel = true
 data_file = {file}
+[report]
+include_namespace_packages = true
+include = {include}
 """
 
 
@@ -44,6 +48,9 @@ class Run:
         """The results of these parts, or of the tests of them that are selected."""
         found: Results = {}
         self.folder.mkdir(parents=True, exist_ok=True)
+        if coverage:
+            # What an interrupted run has left did not run now.
+            shutil.rmtree(self.folder / "coverage", ignore_errors=True)
         with ThreadPoolExecutor(2) as pool:
             for results in pool.map(lambda part: self._ask(part, coverage, select), parts):
                 found |= results
@@ -95,20 +102,19 @@ class Run:
             digest.update(str(path).encode() + b"\0" + path.read_bytes())
         return digest.hexdigest()
 
-    def _configured(self) -> Path:
-        file = self.folder / "coverage.ini"
-        file.write_text(COVERAGE.format(file=self.folder / "coverage" / "data"))
-        (self.folder / "coverage").mkdir(exist_ok=True)
+    def _configured(self, names: Iterable[str] = ()) -> Path:
+        file, data = self.folder / "coverage.ini", self.folder / "coverage"
+        include = ", ".join(f"*/mlx_lm/{name}" for name in names)
+        file.write_text(COVERAGE.format(file=data / "data", include=include))
+        data.mkdir(exist_ok=True)
         return file
 
-    def covered(self) -> dict[str, dict[str, Any]]:
-        """What coverage.py says of each file of the package, by its path in the package."""
-        out, rc = self.folder / "coverage.json", f"--rcfile={self._configured()}"
+    def covered(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What coverage.py says of these files of the package. It would take seconds for all of them."""
+        if not names:
+            return {}
+        out, rc = self.folder / "coverage.json", f"--rcfile={self._configured(names)}"
         for line in (["combine", rc], ["json", rc, "-o", str(out), "--ignore-errors"]):
             subprocess.run([str(self.python), "-m", "coverage", *line], cwd=ROOT, check=True, capture_output=True)
-        files = json.loads(out.read_text())["files"]
-        found = {(ROOT / name).resolve(): about for name, about in files.items()}
-        package = self.package.resolve()
-        return {
-            path.relative_to(package).as_posix(): about for path, about in found.items() if path.is_relative_to(package)
-        }
+        files = {(ROOT / name).resolve(): about for name, about in json.loads(out.read_text())["files"].items()}
+        return {name: files[path] for name in names if (path := (self.package / name).resolve()) in files}

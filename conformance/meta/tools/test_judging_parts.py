@@ -270,7 +270,7 @@ def test_how_a_judgement_ends(
     monkeypatch.setattr(judge, "JUDGED", tmp_path)
     monkeypatch.setattr(Run, "ask_once", lambda *_: {TRIM: one(HOLDS)})
     monkeypatch.setattr(Run, "ask", lambda *_, **__: {TRIM: one(outcome)})
-    monkeypatch.setattr(Run, "covered", lambda _: {"generate.py": {**lines, "functions": {"mtp_step": lines}}})
+    monkeypatch.setattr(Run, "covered", lambda *_: {"generate.py": {**lines, "functions": {"mtp_step": lines}}})
     monkeypatch.setattr(sys, "argv", ["judge.py", "mine"])
     assert judge.main() == code
     printed = capsys.readouterr().out
@@ -303,6 +303,14 @@ def test_the_results_of_a_base_are_kept_until_something_changes(
         times.clear()
         asked.ask_once(["caches"])
         assert times == ["caches"], changed
+
+
+def test_what_an_interrupted_run_covered_is_forgotten(tmp_path: Path) -> None:
+    left = tmp_path / "coverage" / "data.1"
+    left.parent.mkdir()
+    left.write_text("what ran then")
+    Run(Path(sys.executable), tmp_path, tmp_path / "mlx_lm").ask([], coverage=True)
+    assert not left.exists()
 
 
 def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
