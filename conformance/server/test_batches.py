@@ -15,7 +15,7 @@ from typing import Any
 
 import openai
 import pytest
-from mlx_lm.utils import load_tokenizer
+from mlx_lm.tokenizer_utils import load as load_tokenizer
 from requests import Timeout
 
 from conformance import FIXTURE
