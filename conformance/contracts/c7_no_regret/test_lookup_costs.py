@@ -16,8 +16,6 @@ from conformance.testing.drafts.backward_scan import INDEXES, VOCAB, Scan, bytes
 
 LENGTHS = (2_000, 32_000, 128_000)
 TABLES = (DEFAULT_TABLE_SIZE, 2**22)
-
-
 MAKERS = {"scan": Scan} | INDEXES
 
 
@@ -64,30 +62,19 @@ def test_a_cycle(benchmark: Any, name: str, n: int) -> None:
     benchmark(cycle)
 
 
+@pytest.mark.parametrize("n_draft", [64, 0])
 @pytest.mark.parametrize("size", TABLES)
-def test_ngram_mod_drafts_64_tokens(benchmark: Any, size: int) -> None:
-    benchmark.group = "ngram-mod, 64 drafted tokens"
+def test_ngram_mod_proposes(benchmark: Any, size: int, n_draft: int) -> None:
+    """The end of the sequence is in the table, or not."""
+    benchmark.group = f"ngram-mod, {n_draft} drafted tokens"
     strategy = NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB))
     tokens = text(2000)[:1000]
-    strategy.observe(tokens)
-    strategy.observe(tokens[600:620])
-    assert len(benchmark(strategy.propose, 64)) == 64
-
-
-@pytest.mark.parametrize("size", TABLES)
-def test_ngram_mod_proposes_nothing(benchmark: Any, size: int) -> None:
-    benchmark.group = "ngram-mod, nothing to draft"
-    strategy = NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB))
-    strategy.observe(list(range(64)))
-    assert len(benchmark(strategy.propose, 64)) == 0
+    strategy.observe([*tokens, *tokens[600:620]] if n_draft else list(range(64)))
+    assert len(benchmark(strategy.propose, 64)) == n_draft
 
 
 @pytest.mark.parametrize("size", TABLES)
 def test_ngram_mod_fills_a_table(benchmark: Any, size: int) -> None:
     benchmark.group = "ngram-mod, 1000 tokens into a new table"
     tokens = [i * 7919 % VOCAB for i in range(1000)]
-
-    def fill() -> None:
-        NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB)).observe(tokens)
-
-    benchmark(fill)
+    benchmark(lambda: NgramModStrategy(NgramModTable(size=size, vocab_size=VOCAB)).observe(tokens))
