@@ -23,7 +23,7 @@ from mlx_lm.draft import (
 from mlx_lm.draft.costs import LearnedCosts
 from mlx_lm.draft.near_ties import AUTO_NOISE, NearTies
 from mlx_lm.draft.verify import BlockVerifier
-from mlx_lm.generate import prompt_lookup_generate_step, speculative_generate_step
+from mlx_lm.generate import speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.testing.decode.recorder import Step, gap
@@ -166,30 +166,9 @@ def test_the_margin_is_what_the_noise_needs(family: str) -> None:
     assert learned(family, 0.02) == pytest.approx(AUTO_NOISE)
 
 
-def test_a_second_run_makes_the_same_choices() -> None:
-    text = PROMPT + [token for token, _ in seeded(model_of("llama"), PROMPT, N)]
-    runs = []
-    for _ in range(2):
-        stats = DraftStats()
-        steps = steps_of("llama", SuffixStrategy(draft_reference=text[::-1] + text), stats=stats)
-        runs.append(([(token, from_draft) for token, _, from_draft in steps], stats))
-    assert runs[0] == runs[1]
-
-
 def test_nothing_is_learned_when_costs_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LearnedCosts, "learn", lambda *_: pytest.fail("learned"))
     assert len(steps_of("llama", SuffixStrategy(draft_reference=PROMPT))) == N
-
-
-def test_a_memory_is_shared_by_answers() -> None:
-    """The second answer drafts from the tokens of the first one in the table."""
-    table, drafted = NgramModTable(3), []
-    for _ in range(2):
-        stats = DraftStats()
-        arguments = {"draft_type": "ngram-mod", "ngram_mod_table": table, "disable_adaptive_gate": True}
-        list(prompt_lookup_generate_step(mx.array(PROMPT), model_of("llama"), max_tokens=64, stats=stats, **arguments))
-        drafted.append(stats.accepted)
-    assert drafted[1] > drafted[0]
 
 
 LOOP_FAULTS = {

@@ -27,7 +27,7 @@ from conformance import FIXTURE
 from conformance.simulate.__main__ import decode
 from conformance.testing.models.architectures import CONFIGS, build
 from conformance.testing.models.families import GENERATE
-from conformance.testing.texts.prompts import PROMPTS
+from conformance.testing.texts.prompts import ids
 from conformance.testing.texts.recorded_streams import bpe, corpus, stream
 
 # A prompt longer than a chunk, and a model so wide that the logits of one chunk are visible in its memory.
@@ -94,7 +94,7 @@ def first_responses(fault: Callable[[], None] | None) -> list[Response]:
     # With a stopped clock no costs are learned, so the second response drafts as the first one.
     costs.time = SimpleNamespace(perf_counter=lambda: 0.0)
     model, tokenizer = load(str(FIXTURE))
-    prompt = tokenizer.apply_chat_template(PROMPTS["rename"], add_generation_prompt=True)
+    prompt = ids(tokenizer, "rename")
     return [respond(model, tokenizer, prompt, **options) for options in ({}, *2 * [{"draft_type": "auto"}])]
 
 

@@ -30,7 +30,7 @@ from conformance import FIXTURE
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.models.architectures import build
 from conformance.testing.models.families import Counted
-from conformance.testing.texts.prompts import PROMPTS
+from conformance.testing.texts.prompts import ids
 
 N = 24
 SEED = 5
@@ -234,7 +234,7 @@ def prompts_for(model: str) -> dict[str, list[int]]:
     if "/" not in model:
         return {"pattern": PATTERN}
     tokenizer = load_tokenizer(FIXTURE)
-    return {name: tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True) for name in SHOWN}
+    return {name: ids(tokenizer, name) for name in SHOWN}
 
 
 def split(name: str, how: str, group: Any) -> Any:

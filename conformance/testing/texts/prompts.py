@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from conformance.testing.texts.workloads import Message, chat, fenced, json_edit, json_lookup, repeat, tool_call
 
@@ -72,3 +73,9 @@ def nothing_to_copy() -> list[Message]:
 
 
 PROMPTS = {make.__name__: make() for make in (rename, delete, json, lookup, tool, quote, echo, nothing_to_copy)}
+
+
+def ids(tokenizer: Any, name: str) -> list[int]:
+    """The tokens of a prompt."""
+    tokens: list[int] = tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True)
+    return tokens
