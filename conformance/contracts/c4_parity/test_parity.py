@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import make_sampler
 from conformance.testing.decode.whole import WHOLE
 from conformance.testing.texts.prompts import PROMPTS, ids
 
-MAX_TOKENS = 64
+MAX_TOKENS = 40
 
 
 def plain_steps(model: Any, prompt: list[int], **kwargs: Any) -> list[tuple[int, mx.array]]:
@@ -88,9 +88,9 @@ def test_text_and_end(fixture: tuple[Any, Any], name: str, end: str) -> None:
     """stream_generate stops at the same token, and its last response has the statistics of drafting."""
     model, tokenizer = fixture
     prompt = ids(tokenizer, name)
-    right = list(stream_generate(model, tokenizer, prompt, max_tokens=200))
+    right = list(stream_generate(model, tokenizer, prompt, max_tokens=60))
     assert right[-1].draft is None
-    got = list(stream_generate(model, tokenizer, prompt, max_tokens=200, prompt_lookup_num_tokens=3))
+    got = list(stream_generate(model, tokenizer, prompt, max_tokens=60, prompt_lookup_num_tokens=3))
     assert [r.text for r in got] == [r.text for r in right]
     assert got[-1].finish_reason == right[-1].finish_reason == end
     assert got[-1].draft.accepted <= got[-1].draft.drafted
