@@ -13,22 +13,15 @@ from mlx_lm.models.cache import BatchKVCache
 
 from conformance.testing.decode.batch_checks import (
     NOT_JOINED,
+    check_alone,
     check_draws,
     check_ends,
     check_failure,
     complaints,
-    holds,
     others,
-    right_of,
 )
 from conformance.testing.decode.batch_programs import FAMILIES, run_programs
-from conformance.testing.decode.batches import (
-    FREE,
-    Partly,
-    Request,
-    answers,
-    break_part,
-)
+from conformance.testing.decode.batches import FREE, asked, break_part
 from conformance.testing.models.architectures import batched
 from conformance.testing.models.families import model_of
 
@@ -61,29 +54,19 @@ def test_draws_are_alone(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_longest_blocks(family: str) -> None:
     """Drafts of a hundred tokens: one fully right, one fully wrong."""
-    model, n = model_of(family).model, 100
-    prompt, right = right_of(family, 5, n=n)
-    scripts = [Partly(prompt + right.tokens, share) for share in (1.0, 0.0)]
-    requests = [Request(prompt, n, scripts[0], num_draft_tokens=n), Request(prompt, 6, scripts[1], num_draft_tokens=n)]
-    for request, got in zip(requests, answers(BatchGenerator(model), requests), strict=True):
-        assert got.tokens == right.tokens[: request.max_tokens]
+    requests = [asked(family, 5, 100, share, num_draft_tokens=100) for share in (1.0, 0.0)]
+    requests[1][0].max_tokens = 6
+    for got in check_alone(family, requests, BatchGenerator(model_of(family).model)):
         assert got.last.draft.reason is None
-        assert holds(model, got, prompt, got.tokens)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_that_cannot_be_trimmed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting stops with a reason, and the drafted block leaves no trace."""
     monkeypatch.setattr(drafts, "can_trim_prompt_cache", lambda *_: False)
-    model = model_of(family).model
-    requests = others(family)
-    for (request, right), got in zip(
-        requests, answers(BatchGenerator(model, draft_costs=FREE), [request for request, _ in requests]), strict=True
-    ):
-        assert got.tokens == right.tokens[: request.max_tokens]
+    for got in check_alone(family, others(family)):
         assert not any(got.drafted)
         assert got.last.draft is None or got.last.draft.reason == "the cache cannot be trimmed by row"
-        assert holds(model, got, list(request.prompt), got.tokens)
 
 
 def test_rows_without_values() -> None:
@@ -113,10 +96,7 @@ def test_all_rows_fail(part: str) -> None:
 @pytest.mark.parametrize("part", ["sampler", "processor"])
 def test_a_failure_behind_the_last_token(part: str) -> None:
     """A failure after the last token: the pass that feeds it draws one more token, which is not used."""
-    model, (prompt, right), n = model_of("llama").model, right_of("llama", 4), 3
-    late = Request(prompt, n)
-    break_part(late, part, n)
-    (other, _), *_ = others("llama")
-    got, _ = answers(BatchGenerator(model, draft_costs=FREE, rows_fail_alone=True), [late, other])
-    assert (got.tokens, got.last.finish_reason, got.last.error) == (right.tokens[:n], "length", None)
-    assert holds(model, got, prompt, got.tokens)
+    late = asked("llama", 4, 3)
+    break_part(late[0], part, 3)
+    generator = BatchGenerator(model_of("llama").model, draft_costs=FREE, rows_fail_alone=True)
+    check_alone("llama", [late, others("llama")[0]], generator)

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from itertools import product
 from typing import Any
 
-import mlx.core as mx
 import mlx_lm
 from mlx_lm.generate import BatchGenerator
 
-from conformance.testing.decode.batch_programs import CLOSE, CLOSE_AFTER
 from conformance.testing.decode.batches import (
     DRAFT,
     FREE,
-    VOCAB,
     Alone,
     Answer,
     Broken,
-    Drawing,
     Partly,
     Request,
-    Watching,
-    alone,
     answers,
+    asked,
     break_part,
-    until,
+    check_answer,
+    prompt_of,
 )
 from conformance.testing.decode.recorder import Recording, Task, gap, next_turn, plain
 from conformance.testing.decode.replay import noises
-from conformance.testing.models.architectures import build, make_cache
+from conformance.testing.models.architectures import build
 from conformance.testing.models.families import model_of
 
 
@@ -43,7 +39,7 @@ class Row:
 
     @property
     def prompt(self) -> list[int]:
-        return [(7 * i + 3 * self.length) % VOCAB for i in range(self.length)]
+        return prompt_of(self.length)
 
     @property
     def task(self) -> Task:
@@ -58,9 +54,7 @@ SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None,
 PADDED = {"baichuan_m1", "bailing_moe_linear", "jamba", "longcat_flash_ngram"}
 PADDED |= {"internlm2", "internlm3", "mamba", "recurrent_gemma", "rwkv7"}
 # In 0.32.1, models in which a row that joins others differs from the row alone.
-RELEASE = mlx_lm.__version__.split("+")[0]
-
-NOT_JOINED = {"mamba2", "falcon_h1"} if RELEASE == "0.32.1" else set[str]()
+NOT_JOINED = {"mamba2", "falcon_h1"} if mlx_lm.__version__.startswith("0.32.1") else set[str]()
 # The rounding of float32 logits in attention with padding, which adds in another order.
 ROUNDING = 1e-5
 
@@ -128,95 +122,62 @@ def are_told(row: Row, got: Answer) -> bool:
     return counted and (n_right > 0) == (row.share > 0) and stats.drafted > 0 and stats.reason is None
 
 
-@cache
-def right_of(
-    family: str, length: int, temperature: float = 0, processed: bool = False, n: int = 30
-) -> tuple[list[int], Alone]:
-    """A prompt, and its answer alone."""
-    prompt = Row(length, None, 0).prompt
-    processors = [Watching()] if processed else []
-    return prompt, alone(model_of(family).model, prompt, n, temperature, processors)
-
-
-def holds(model: Any, answer: Answer, prompt: list[int], right: list[int]) -> bool:
-    """Whether the cache of an answer holds the prompt and the answer."""
-    layers = make_cache(model)
-    model(mx.array([prompt + right]), cache=layers)
-    near = gap(next_turn(model, answer.last.prompt_cache), next_turn(model, layers)) < CLOSE_AFTER
-    return near and answer.last.all_tokens == prompt + right
-
-
 def check_ends(family: str) -> None:
     """A batch of rows that end at every place of the first blocks, by a limit or a stop sequence."""
-    model, requests = model_of(family).model, []
+    requests = []
     for n in range(1, 2 * DRAFT):
-        prompt, right = right_of(family, 3 + n)
-        script = prompt + right.tokens
-        stop = right.tokens[max(n - 2, 0) : n]
-        requests += [Request(prompt, n, Partly(script, 1.0)), Request(prompt, 30, Partly(script, 1.0), stop=stop)]
-    for request, got in zip(requests, answers(BatchGenerator(model, draft_costs=FREE), requests), strict=True):
-        prompt, right = right_of(family, len(request.prompt))
-        tokens, reason = until(right.tokens, request.max_tokens, request.stop)
+        limited, right = asked(family, 3 + n, 30, 1.0)
+        stopped, _ = asked(family, 3 + n, 30, 1.0, stop=right.tokens[max(n - 2, 0) : n])
+        limited.max_tokens = n
+        requests += [(limited, right), (stopped, right)]
+    for got in check_alone(family, requests):
         # What a row accepted behind its end is not counted.
         assert got.last.draft.accepted == sum(got.drafted)
-        assert (got.tokens, got.last.finish_reason) == (tokens, reason)
-        assert holds(model, got, prompt, tokens)
+
+
+def check_alone(
+    family: str, requests: list[tuple[Request, Alone]], generator: BatchGenerator | None = None
+) -> list[Answer]:
+    """The answers to requests that come at the same time, which are what they are alone."""
+    generator = generator or BatchGenerator(model_of(family).model, draft_costs=FREE)
+    found = answers(generator, [request for request, _ in requests])
+    for (request, right), got in zip(requests, found, strict=True):
+        check_answer(family, request, right, got)
+    return found
 
 
 def check_draws(family: str) -> None:
     """Each sampler and logits processor runs once for each token, in order, and sees only its row."""
-    model, n = model_of(family).model, 12
-    kinds = [(t, p, s) for t in (0.0, 1.0) for p in (False, True) for s in (None, 0.0, 0.5, 1.0)]
-    requests = []
-    for i, (temperature, processed, share) in enumerate(kinds):
-        prompt, right = right_of(family, 1 + i, temperature, processed)
-        script = None if share is None else Partly(prompt + right.tokens, share)
-        sampler, processors = Drawing(temperature) if temperature else None, [Watching()] if processed else []
-        requests.append(Request(prompt, n, script, sampler, processors))
-    got = answers(BatchGenerator(model, draft_costs=FREE), requests)
-    for request, answer, (temperature, processed, _) in zip(requests, got, kinds, strict=True):
-        prompt, right = right_of(family, len(request.prompt), temperature, processed)
-        assert answer.tokens == right.tokens[:n]
-        assert gap(answer.rows, right.rows[:n]) < CLOSE
+    kinds = list(product((0.0, 1.0), (False, True), (None, 0.0, 0.5, 1.0)))
+    requests = [asked(family, 1 + i, 12, share, *drawn) for i, (*drawn, share) in enumerate(kinds)]
+    check_alone(family, requests)
+    for request, right in requests:
+        text = [*request.prompt, *right.tokens]
         for processor in request.processors:
-            shown = [prompt + right.tokens[:i] for i in range(n + 1)]
-            assert n <= len(processor.histories)
-            assert processor.histories == shown[: len(processor.histories)]
+            histories = processor.histories
+            assert len(histories) >= 12
+            assert histories == [text[: len(request.prompt) + i] for i in range(len(histories))]
 
 
 def others(family: str) -> list[tuple[Request, Alone]]:
     """A row that accepts half of its drafts, one that accepts nothing, and a sampled one without drafts."""
-    found = []
-    for length, share, temperature in ((21, 0.5, 0.0), (6, 0.0, 0.0), (9, None, 1.0)):
-        prompt, right = right_of(family, length, temperature)
-        script = None if share is None else Partly(prompt + right.tokens, share)
-        found.append((Request(prompt, 20, script, Drawing(temperature) if temperature else None), right))
-    return found
+    return [asked(family, 21, 20, 0.5), asked(family, 6, 20, 0.0), asked(family, 9, 20, None, 1.0)]
 
 
 def check_failure(part: str, at: int, n_broken: int = 1) -> None:
     """A row whose sampler, processor or strategy raises ends with that error. The other rows decode as alone."""
-    model = model_of("llama").model
-    generator = BatchGenerator(model, draft_costs=FREE, rows_fail_alone=True)
-    prompt, right = right_of("llama", 4, n=40)
-    broken = [Request(prompt, 40, Partly(prompt + right.tokens, 1.0)) for _ in range(n_broken)]
-    for request in broken:
+    generator = BatchGenerator(model_of("llama").model, draft_costs=FREE, rows_fail_alone=True)
+    broken = [asked("llama", 4, 40, 1.0) for _ in range(n_broken)]
+    for request, _ in broken:
         break_part(request, part, at)
     rest = others("llama") if n_broken == 1 else []
-    got = answers(generator, [*broken, *(request for request, _ in rest)])
-    for answer in got[:n_broken]:
+    got = answers(generator, [request for request, _ in broken + rest])
+    for answer, (_, right) in zip(got, broken, strict=False):
         assert answer.last.finish_reason == "error"
         assert isinstance(answer.last.error, Broken) or isinstance(answer.last.error.__cause__, Broken)
         assert answer.tokens == right.tokens[: len(answer.tokens)]
         assert part not in ("sampler", "processor") or len(answer.tokens) <= at
+    for answer, (request, right) in zip(got[n_broken:], rest, strict=True):
+        check_answer("llama", request, right, answer)
     # The failure leaves no trace for the next request.
-    for served, (request, alone_) in [*zip(got[n_broken:], rest, strict=True), *after(generator, rest)]:
-        assert served.tokens == alone_.tokens[: request.max_tokens]
-        assert served.last.finish_reason == "length"
-        assert holds(model, served, list(request.prompt), served.tokens)
-
-
-def after(generator: BatchGenerator, rest: list[tuple[Request, Alone]]) -> list[tuple[Answer, tuple[Request, Alone]]]:
-    """Send the same requests to a generator again. Returns its answers."""
-    again = others("llama")
-    return list(zip(answers(generator, [request for request, _ in again]), again, strict=True))
+    check_alone("llama", others("llama"), generator)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-import mlx.core as mx
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -16,19 +14,21 @@ from mlx_lm.generate import BatchGenerator
 
 from conformance.testing.caches.machines import PROFILE
 from conformance.testing.decode.batches import (
+    CLOSE,
     FREE,
     Alone,
     Drawing,
     Partly,
     Request,
     Watching,
-    alone,
     break_part,
+    holds,
     insert,
+    prompt_of,
+    right_of,
     until,
 )
-from conformance.testing.decode.recorder import gap, next_turn
-from conformance.testing.models.architectures import make_cache
+from conformance.testing.decode.recorder import gap
 from conformance.testing.models.families import model_of
 
 # Growing caches, sliding windows, gated delta, state space, and lists of caches, with and without a recurrent one.
@@ -36,28 +36,9 @@ FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "deepse
 # A program of a whole model takes longer than one of a cache.
 PROGRAMS = PROFILE if PROFILE.max_examples > 100 else settings(parent=PROFILE, max_examples=8)
 ROWS, LONGEST = 4, 14
-PROMPTS = st.sampled_from([tuple((7 * i + 3 * n) % 64 for i in range(n)) for n in (1, 2, 6, 21)])
+PROMPTS = st.sampled_from([prompt_of(n) for n in (1, 2, 6, 21)])
 # The part that raises, if any, and at which call.
 BREAKS = st.sampled_from([None] * 6 + ["sampler", "processor", "propose", "observe", "accept"])
-# Limits for log probabilities and for the larger logits of a next turn. Noise is far below, a fault far above.
-CLOSE, CLOSE_AFTER = 1e-3, 1e-2
-
-
-@cache
-def solo(family: str, prompt: tuple[int, ...], temperature: float, processed: bool) -> Alone:
-    """Plain decoding of a prompt, two tokens longer than any request."""
-    processors = [Watching()] if processed else []
-    return alone(model_of(family).model, prompt, LONGEST + 2, temperature, processors)
-
-
-@cache
-def turn(family: str, tokens: tuple[int, ...]) -> list[mx.array]:
-    """The next turn on a cache that holds exactly these tokens."""
-    model = model_of(family).model
-    layers = make_cache(model)
-    if tokens:
-        model(mx.array([tokens]), cache=layers)
-    return next_turn(model, layers)
 
 
 @dataclass
@@ -107,22 +88,22 @@ class Programs(RuleBasedStateMachine):
 
     @initialize(prefill=st.sampled_from([3, 2048]))
     def start(self, prefill: int) -> None:
-        self.model = model_of(self.family).model
-        self.generator = BatchGenerator(self.model, prefill_step_size=prefill, draft_costs=FREE, rows_fail_alone=True)
+        model = model_of(self.family).model
+        self.generator = BatchGenerator(model, prefill_step_size=prefill, draft_costs=FREE, rows_fail_alone=True)
         self.rows: dict[int, Row] = {}
         # Returned caches, each with the tokens that it holds.
         self.kept: list[tuple[list[Any], list[int]]] = []
 
     def keep(self, layers: list[Any], tokens: Sequence[int]) -> None:
         """Keep the cache of a row for later. It must behave as if it was fed its tokens alone."""
-        apart = gap(next_turn(self.model, copy.deepcopy(layers)), turn(self.family, tuple(tokens)))
-        assert apart < CLOSE_AFTER
+        assert holds(self.family, copy.deepcopy(layers), tokens)
         self.kept.append((layers, list(tokens)))
 
     def ask(self, request: Request, data: st.DataObject) -> None:
         """Insert a request with random drafts, a random end and a random fault."""
         temperature, processed = data.draw(st.sampled_from([(0.0, False), (0.0, True), (1.0, False), (1.0, True)]))
-        right = solo(self.family, (*request.held, *request.prompt), temperature, processed)
+        # Two tokens longer than any request.
+        right = right_of(self.family, (*request.held, *request.prompt), LONGEST + 2, temperature, processed)
         request.max_tokens = data.draw(st.integers(1, LONGEST))
         if right.sure < request.max_tokens:
             return
@@ -147,12 +128,12 @@ class Programs(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.rows) < ROWS)
     @rule(prompt=PROMPTS, data=st.data())
-    def insert(self, prompt: tuple[int, ...], data: st.DataObject) -> None:
+    def insert(self, prompt: list[int], data: st.DataObject) -> None:
         self.ask(Request(prompt, 0), data)
 
     @precondition(lambda self: len(self.rows) < ROWS and self.kept)
     @rule(prompt=PROMPTS, data=st.data())
-    def go_on(self, prompt: tuple[int, ...], data: st.DataObject) -> None:
+    def go_on(self, prompt: list[int], data: st.DataObject) -> None:
         """Insert a request that goes on from a returned cache. That cache must not change."""
         layers, tokens = data.draw(st.sampled_from(self.kept))
         self.ask(Request(prompt, 0, cache=layers, held=tokens), data)

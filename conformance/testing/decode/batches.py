@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -12,13 +13,18 @@ from mlx_lm.draft import BlockCosts, DraftStats, Planner
 from mlx_lm.generate import BatchGenerator, StopSequences, generate_step
 from mlx_lm.sample_utils import greedy_sampler
 
+from conformance.testing.decode.recorder import gap, next_turn
 from conformance.testing.drafts.scripted import Scripted
+from conformance.testing.models.architectures import make_cache
+from conformance.testing.models.families import model_of
 
 VOCAB, DRAFT = 64, 5
 # The costs of blocks in a batch that also has rows without drafts: zero, so that all drafts are fed.
 FREE = BlockCosts((1, 1024), (1.0, 1.0))
 # The noise of a forward pass may swap two candidates that are closer than this.
 NEAR_TIE = 1e-3
+# Limits for log probabilities and for the larger logits of a next turn. Noise is far below, a fault far above.
+CLOSE, CLOSE_AFTER = 1e-3, 1e-2
 
 
 class Partly(Scripted):
@@ -85,6 +91,16 @@ def alone(model: Any, prompt: Sequence[int], n: int, temperature: float = 0, pro
     return Alone(list(tokens), list(rows), next(ties, n))
 
 
+def prompt_of(length: int) -> list[int]:
+    return [(7 * i + 3 * length) % VOCAB for i in range(length)]
+
+
+@cache
+def right_of(family: str, prompt: tuple[int, ...], n: int, temperature: float = 0, processed: bool = False) -> Alone:
+    processors = [Watching()] if processed else []
+    return alone(model_of(family).model, prompt, n, temperature, processors)
+
+
 @dataclass
 class Request:
     prompt: Sequence[int]
@@ -123,6 +139,23 @@ def insert(generator: BatchGenerator, request: Request) -> int:
     return uid
 
 
+def asked(
+    family: str,
+    length: int,
+    n: int,
+    share: float | None = None,
+    temperature: float = 0,
+    processed: bool = False,
+    **more: Any,
+) -> tuple[Request, Alone]:
+    """A request for n tokens, and its answer alone, which may be longer. A share of each draft is right; None means no drafts."""
+    prompt = prompt_of(length)
+    right = right_of(family, tuple(prompt), max(n, 30), temperature, processed)
+    script = None if share is None else Partly(prompt + right.tokens, share)
+    sampler, processors = Drawing(temperature) if temperature else None, [Watching()] if processed else []
+    return Request(prompt, n, script, sampler, processors, **more), right
+
+
 @dataclass
 class Answer:
     """The responses of a batch to one request."""
@@ -158,6 +191,31 @@ def until(tokens: Sequence[int], max_tokens: int, stop: Sequence[int]) -> tuple[
         if stop and list(tokens[max(n - len(stop), 0) : n]) == list(stop):
             return list(tokens[:n]), "stop"
     return list(tokens[:max_tokens]), "length"
+
+
+@cache
+def turn(family: str, tokens: tuple[int, ...]) -> list[mx.array]:
+    """The next turn on a cache that holds exactly these tokens."""
+    model = model_of(family).model
+    layers = make_cache(model)
+    if tokens:
+        model(mx.array([tokens]), cache=layers)
+    return next_turn(model, layers)
+
+
+def holds(family: str, layers: list[Any], tokens: Sequence[int]) -> bool:
+    """Whether a cache behaves as if it was fed these tokens. A next turn is fed to it."""
+    return gap(next_turn(model_of(family).model, layers), turn(family, tuple(tokens))) < CLOSE_AFTER
+
+
+def check_answer(family: str, request: Request, right: Alone, got: Answer) -> None:
+    """A row has the tokens, the log probabilities, the end and the cache that it has alone."""
+    tokens, reason = until(right.tokens, request.max_tokens, request.stop)
+    assert (got.tokens, got.last.finish_reason, got.last.error) == (tokens, reason, None)
+    assert gap(got.rows, right.rows[: len(tokens)]) < CLOSE
+    text = [*request.prompt, *tokens]
+    assert got.last.all_tokens == text
+    assert holds(family, got.last.prompt_cache, text)
 
 
 class Broken(Exception):
