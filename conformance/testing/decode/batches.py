@@ -148,7 +148,10 @@ def asked(
     processed: bool = False,
     **more: Any,
 ) -> tuple[Request, Alone]:
-    """A request for n tokens, and its answer alone, which may be longer. A share of each draft is right; None means no drafts."""
+    """A request for n tokens, and its answer alone, which may be longer.
+
+    A share of each draft is right. None means no drafts.
+    """
     prompt = prompt_of(length)
     right = right_of(family, tuple(prompt), max(n, 30), temperature, processed)
     script = None if share is None else Partly(prompt + right.tokens, share)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 from mlx_lm import server
@@ -15,6 +14,7 @@ from mlx_lm.draft import BlockCosts, batch_planner, options, verify
 from mlx_lm.draft import batch as drafts
 from mlx_lm.draft.batch import DraftedBatch
 from mlx_lm.draft.batch_planner import BatchPlanner
+from mlx_lm.draft.draws import BlockDraws
 from mlx_lm.draft.options import DraftOptions
 from mlx_lm.models import llama
 from mlx_lm.models.cache import TokenBuffer
@@ -66,13 +66,8 @@ def send_what_follows_a_stop_word() -> None:
 
 def forget_parts_of_stop_words() -> None:
     """A stop word that spans two blocks is not found."""
-    end = DraftedBatch._end
-
-    def end_anew(self: Any, i: int, draws: Any) -> Any:
-        self._matchers[i] = self.stop_sequences[i].matcher()
-        return end(self, i, draws)
-
-    DraftedBatch._end = end_anew
+    forget = "responses = []\n    self._matchers[i] = self.stop_sequences[i].matcher()"
+    DraftedBatch._end = mutant(DraftedBatch._end, "responses = []", forget)
 
 
 def show_no_prompt() -> None:
@@ -82,41 +77,20 @@ def show_no_prompt() -> None:
 
 def show_no_accepted_tokens() -> None:
     """Penalties do not see drafted tokens."""
-    draw = DraftedBatch._draw
-
-    def draw_blindly(self: Any, i: int, logits: Any, token: Any) -> Any:
-        context = self._token_context[i]
-        if sys._getframe(1).f_locals.get("n", 0) > 0:
-            self._token_context[i] = SimpleNamespace(update_and_fetch=lambda _: context.tokens)
-        drawn = draw(self, i, logits, token)
-        self._token_context[i] = context
-        return drawn
-
-    DraftedBatch._draw = draw_blindly
+    shown, none = "self.tokens[i, n : n + 1]", "self.tokens[i, n : n + (n == 0)]"
+    BlockDraws._draw_after = mutant(BlockDraws._draw_after, shown, none)
 
 
 def lose_a_token_of_a_block() -> None:
     """A response drops one token of a block, so its text may lose a character."""
-    end = DraftedBatch._end
-
-    def end_with_less(self: Any, i: int, draws: Any) -> Any:
-        row = end(self, i, draws)
-        return [answer for n, answer in enumerate(row) if n != 1 or answer.finish_reason]
-
-    DraftedBatch._end = end_with_less
+    fewer = "return [r for n, r in enumerate(responses) if n != 1 or r.finish_reason]"
+    DraftedBatch._end = mutant(DraftedBatch._end, "return responses", fewer)
 
 
 def swap_the_statistics() -> None:
-    """Each row gets the number of accepted tokens of its neighbour."""
-    accept = BatchPlanner.accept
-
-    def accept_and_swap(self: Any, uids: list[int], n_accepted: list[int], n_tokens: int) -> None:
-        accept(self, uids, n_accepted, n_tokens)
-        for uid, own, other in zip(uids, n_accepted, n_accepted[1:] + n_accepted[:1], strict=True):
-            if uid in self.rows:
-                self.rows[uid].stats.accepted += other - own
-
-    BatchPlanner.accept = accept_and_swap
+    """Each row tells the statistics of its neighbour."""
+    own, other = "self.planner.stats(self.uids[i])", "self.planner.stats(self.uids[i - 1])"
+    DraftedBatch._end = mutant(DraftedBatch._end, own, other)
 
 
 def price_blocks() -> None:
@@ -239,12 +213,6 @@ def raise_for_some() -> None:
 def fail_together() -> None:
     """An error of one row ends the other rows too."""
     raise_for_some()
-    end = DraftedBatch._end
-
-    def end_together(self: Any, i: int, draws: Any) -> Any:
-        row, errors = end(self, i, draws), self.planner.errors
-        for error in list(errors.values())[:1]:
-            self.planner.errors |= dict.fromkeys(self.uids, error)
-        return row
-
-    DraftedBatch._end = end_together
+    observe = "self.planner.observe(uid, [r.token for r in responses])"
+    fail = "self.planner.errors |= {uid: error for error in list(self.planner.errors.values()) for uid in self.uids}"
+    DraftedBatch._end = mutant(DraftedBatch._end, observe, f"{observe}\n    {fail}")

@@ -87,23 +87,27 @@ class InBfloat16(OfAnotherKernel):
 
 
 accept = BlockVerifier.accept
-quantized_trim = QuantizedKVCache.trim
-kv_trim, rotating_trim, arrays_trim = KVCache.trim, RotatingKVCache.trim, ArraysCache.trim
+RIGHT = {kind: kind.trim for kind in (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache)}
 
 
-def trim_one_short(cache: KVCache, n: int) -> int:
-    kv_trim(cache, max(n - 1, 0))
+def trim(cache: Any, n: int) -> None:
+    """Trim rightly, whatever is planted."""
+    next(RIGHT[kind] for kind in type(cache).__mro__ if kind in RIGHT)(cache, n)
+
+
+def trim_one_short(cache: Any, n: int) -> int:
+    trim(cache, max(n - 1, 0))
     return n
 
 
-def trim_one_far(cache: KVCache, n: int) -> int:
-    kv_trim(cache, n + (n > 0))
+def trim_one_far(cache: Any, n: int) -> int:
+    trim(cache, n + (n > 0))
     return n
 
 
 def trim_and_swap_the_last_rows(cache: KVCache, n: int) -> int:
     """The number of rows is right, but their order is wrong."""
-    kv_trim(cache, n)
+    trim(cache, n)
     if cache.offset < 2:
         return n
     last = mx.array([cache.offset - 1, cache.offset - 2])
@@ -112,25 +116,15 @@ def trim_and_swap_the_last_rows(cache: KVCache, n: int) -> int:
 
 
 def trim_and_clear_a_row(cache: KVCache, n: int) -> int:
-    kv_trim(cache, n)
+    trim(cache, n)
     if cache.offset > 0:
         cache.values[..., cache.offset - 1, :] = 0
     return n
 
 
-def trim_quantized_one_short(cache: QuantizedKVCache, n: int) -> int:
-    quantized_trim(cache, max(n - 1, 0))
-    return n
-
-
-def trim_quantized_one_far(cache: QuantizedKVCache, n: int) -> int:
-    quantized_trim(cache, n + (n > 0))
-    return n
-
-
 def trim_out_of_step(cache: RotatingKVCache, n: int) -> int:
     """Each key is paired with the value of another token."""
-    rotating_trim(cache, n)
+    trim(cache, n)
     if n > 0:
         cache.values = mx.roll(cache.values, 1, axis=2)
     return n
@@ -138,7 +132,7 @@ def trim_out_of_step(cache: RotatingKVCache, n: int) -> int:
 
 def trim_to_the_wrong_place(cache: RotatingKVCache, n: int) -> int:
     """The rows move by one, so the next token overwrites a right one."""
-    rotating_trim(cache, n)
+    trim(cache, n)
     if n > 0:
         cache.keys, cache.values = (mx.roll(rows, 1, axis=2) for rows in (cache.keys, cache.values))
     return n
@@ -156,13 +150,13 @@ def keep_the_state(_: ArraysCache, n: int) -> int:
 def trim_one_row_late(cache: ArraysCache, n: int) -> int:
     """The state still holds the first dropped token."""
     if n > 1:
-        arrays_trim(cache, n - 1)
+        trim(cache, n - 1)
     cache.advance(-(n > 0))
     return n
 
 
 def trim_to_zeros(cache: ArraysCache, n: int) -> int:
-    arrays_trim(cache, n)
+    trim(cache, n)
     if n > 0:
         cache.cache = [*cache.cache[:-1], mx.zeros_like(cache.cache[-1])]
     return n
@@ -191,8 +185,8 @@ FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
         (BlockVerifier, "accept", nothing_is_rejected),
     ],
     "quantized": [
-        (QuantizedKVCache, "trim", trim_quantized_one_short),
-        (QuantizedKVCache, "trim", trim_quantized_one_far),
+        (QuantizedKVCache, "trim", trim_one_short),
+        (QuantizedKVCache, "trim", trim_one_far),
         (BlockVerifier, "accept", one_rejected_token_stays),
         (BlockVerifier, "accept", nothing_is_rejected),
     ],
