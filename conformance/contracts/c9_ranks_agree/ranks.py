@@ -1,18 +1,11 @@
-"""Decode cases on several ranks, for conformance/contracts/c9_ranks_agree/test_ranks.py. Each rank runs
-
-python -m conformance.contracts.c9_ranks_agree.ranks HOW MODEL [--fault FAULT] CASE...
-
-where HOW is the way to split the model. It prints a line of JSON for each case and prompt.
-"""
+"""Decode cases on several ranks, for test_ranks.py."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -121,6 +114,13 @@ def table(rank: int, text: list[int]) -> NgramModTable:
 
 # The arguments of a rank, by its number and the text: the prompt with the answer of plain decoding.
 Options = Callable[[int, list[int]], dict[str, Any]]
+
+
+def of_the_first(make: Callable[[list[int]], Any], **more: Any) -> Options:
+    """A strategy of rank 0. Nobody may ask the other ranks."""
+    return lambda rank, text: {"draft_strategy": Unasked() if rank else make(text), **more}
+
+
 PAYING = BlockCosts()
 UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5, "draft_costs": PAYING}
 CASES: dict[str, Options] = {
@@ -128,13 +128,7 @@ CASES: dict[str, Options] = {
     "auto": lambda *_: {"draft_type": "auto"},
     "ngram-simple": lambda *_: {"draft_type": "ngram-simple"},
     "ngram-mod": lambda rank, text: {"draft_type": "ngram-mod", "ngram_mod_table": table(rank, text)},
-    "ungated": lambda rank, text: (
-        {
-            "draft_type": "ngram-mod",
-            "ngram_mod_table": table(rank, text),
-        }
-        | UNGATED
-    ),
+    "ungated": lambda rank, text: {"draft_type": "ngram-mod", "ngram_mod_table": table(rank, text), **UNGATED},
     "costs": lambda rank, _: {
         "draft_type": "auto",
         "draft_costs": BlockCosts((1, 2, 16), (1, 1.1 + rank, 4 + 9 * rank)),
@@ -143,25 +137,19 @@ CASES: dict[str, Options] = {
     "ties": lambda *_: {"draft_type": "auto", "draft_margin": 2.0},
     "slow first": lambda rank, _: {"draft_type": "auto", "seconds": 0.0 if rank else 0.005},
     "slow last": lambda rank, _: {"draft_type": "auto", "draft_costs": PAYING, "seconds": 0.005 if rank else 0.0},
-    "unasked": lambda rank, _: {"draft_strategy": Unasked() if rank else SuffixStrategy()},
-    "now and then": lambda rank, _: {"draft_strategy": Unasked() if rank else NowAndThen(), "draft_costs": PAYING},
-    "wrong": lambda rank, _: {"draft_strategy": Unasked() if rank else NowAndThen(wrong=True), "draft_costs": PAYING},
+    "unasked": of_the_first(lambda _: SuffixStrategy()),
+    "now and then": of_the_first(lambda _: NowAndThen(), draft_costs=PAYING),
+    "wrong": of_the_first(lambda _: NowAndThen(wrong=True), draft_costs=PAYING),
     "plain, sampled": lambda *_: {"sampler": make_sampler(0.8)},
     "sampled": lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)},
-    "scripted": lambda rank, text: {"draft_strategy": Unasked() if rank else Scripted(text, 64)} | UNGATED,
-    "scripted ties": lambda rank, text: (
-        {
-            "draft_strategy": Unasked() if rank else Scripted(text, 64),
-            "draft_margin": 0.5,
-        }
-        | UNGATED
-    ),
+    "scripted": of_the_first(lambda text: Scripted(text, 64), **UNGATED),
+    "scripted ties": of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED),
 }
 FAILING: dict[str, Options] = {
-    "propose fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("propose", 3)},
-    "observe fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("observe", 1)},
-    "accept fails": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("accept", 1)},
-    "no token": lambda rank, _: {"draft_strategy": Unasked() if rank else Broken("propose", 2, [-1])},
+    "propose fails": of_the_first(lambda _: Broken("propose", 3)),
+    "observe fails": of_the_first(lambda _: Broken("observe", 1)),
+    "accept fails": of_the_first(lambda _: Broken("accept", 1)),
+    "no token": of_the_first(lambda _: Broken("propose", 2, [-1])),
     "a memory of its own": lambda rank, _: {
         "draft_type": "ngram-mod",
         "ngram_mod_table": NgramModTable(3 if rank == 0 else 4),
@@ -177,14 +165,6 @@ WITHOUT_COPIES = ("plain", "auto", "margin", "now and then", "wrong")
 def prompts_of(case: str, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
     """The prompts of a case."""
     return {name: prompt for name, prompt in prompts.items() if name != SHOWN[1] or case in WITHOUT_COPIES}
-
-
-def decide_alone() -> None:
-    """A fault: every rank decides alone, and does not ask the others what they can roll back."""
-    sys.modules["mlx_lm.generate"].parts_of_ranks = lambda _: (BlockVerifier, Planner)  # type: ignore[attr-defined]
-
-
-FAULTS: dict[str, Callable[[], None]] = {"alone": decide_alone}
 
 
 def steps(part: Part, prompt: list[int], options: dict[str, Any]) -> Iterator[int]:
@@ -251,24 +231,21 @@ def split(name: str, how: str, group: Any) -> Any:
     return sharded_load(name, group if how == "pipeline" else None, group if how == "tensor" else None)[0]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("how", choices=("tensor", "pipeline", "whole"), help="whole: every rank has all of the model")
-    parser.add_argument("model", help="a folder with a slash in its name, or an architecture")
-    parser.add_argument("--fault", choices=FAULTS, help="a fault to plant")
-    parser.add_argument("cases", nargs="+", choices=[*CASES, *FAILING])
-    args = parser.parse_args()
-    if args.fault is not None:
-        FAULTS[args.fault]()
+def decoded(how: str, model: str, cases: Sequence[str], decides_alone: bool = False) -> list[Result]:
+    """Each case and prompt on this rank.
+
+    Args:
+        how: The way to split the model: tensor, pipeline, or whole, where every rank has all of it.
+        model: A folder with a slash in its name, or an architecture.
+        decides_alone: Plant the fault that no rank asks the others what they can roll back.
+    """
+    if decides_alone:
+        sys.modules["mlx_lm.generate"].parts_of_ranks = lambda _: (BlockVerifier, Planner)  # type: ignore[attr-defined]
     group = mx.distributed.init(strict=True, backend="ring")
-    part, prompts = Part(split(args.model, args.how, group)), prompts_for(args.model)
+    part, prompts = Part(split(model, how, group)), prompts_for(model)
     plain = {name: decode(part, group, "plain", name, prompt) for name, prompt in prompts.items()}
-    for case in args.cases:
-        for name, prompt in prompts_of(case, prompts).items():
-            told = plain[name] if case == "plain" else decode(part, group, case, name, prompt, plain[name].tokens)
-            print(json.dumps(asdict(told)), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return [
+        plain[name] if case == "plain" else decode(part, group, case, name, prompt, plain[name].tokens)
+        for case in cases
+        for name, prompt in prompts_of(case, prompts).items()
+    ]

@@ -6,7 +6,6 @@ blocks, and the tokens are those of plain decoding on one machine. A deadlock fa
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,17 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
-from conformance.contracts.c9_ranks_agree.ranks import CASES, FAILING, PATTERN, N, Result, prompts_for, prompts_of
-from conformance.testing.commands.launch import Stuck, run
+from conformance.contracts.c9_ranks_agree.ranks import (
+    CASES,
+    FAILING,
+    PATTERN,
+    N,
+    Result,
+    decoded,
+    prompts_for,
+    prompts_of,
+)
+from conformance.testing.commands.launch import Stuck, call, run
 from conformance.testing.models.architectures import build
 from conformance.testing.models.tiny import as_qwen2
 
@@ -33,10 +41,9 @@ SLOW = ("slow first", "slow last")
 GREEDY = [case for case in CASES if "sampled" not in case]
 
 
-def decoded(folder: Path, how: str, model: str, *cases: str, limit: float = LIMIT) -> list[list[Result]]:
+def decode(folder: Path, how: str, model: str, *cases: str, decides_alone: bool = False) -> list[list[Result]]:
     """The results of each case on each rank."""
-    command = [sys.executable, "-m", "conformance.contracts.c9_ranks_agree.ranks", how, model, *cases]
-    told = [[Result(**json.loads(line)) for line in out.splitlines()] for out in run(command, folder, limit)]
+    told = call(folder, LIMIT, decoded, how, model, cases, decides_alone)
     return [list(pair) for pair in zip(*told, strict=True)]
 
 
@@ -66,7 +73,7 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, A
     prompts = prompts_for(str(path))
     right = {name: plain_decode(fixture[0], prompt) for name, prompt in prompts.items()}
     cases = [case for case in CASES if case not in (SLOW if how == "tensor" else LOOKED_UP)]
-    results = decoded(tmp_path, how, str(path), *cases)
+    results = decode(tmp_path, how, str(path), *cases)
     assert len(results) == sum(len(prompts_of(case, prompts)) for case in cases)
     for ranks in results:
         check_alike(ranks)
@@ -85,7 +92,7 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, A
 @pytest.mark.parametrize("family", ["deepseek_v41", "qwen3_next"])
 def test_caches_that_are_restored_and_rewound(tmp_path: Path, family: str) -> None:
     right = plain_decode(build(family), PATTERN)
-    for ranks in decoded(tmp_path, "pipeline", family, "costs", "scripted", "scripted ties", "now and then"):
+    for ranks in decode(tmp_path, "pipeline", family, "costs", "scripted", "scripted ties", "now and then"):
         check_alike(ranks)
         assert (ranks[0].tokens, ranks[0].error) == (right[0], None), ranks[0].case
         assert ranks[0].offsets in ([], right[1]), ranks[0].case
@@ -94,7 +101,7 @@ def test_caches_that_are_restored_and_rewound(tmp_path: Path, family: str) -> No
 
 def test_an_error_of_the_first_rank_is_one_of_all(tmp_path: Path) -> None:
     """The ranks also stay in step: the next case decodes as usual."""
-    *failed, auto, again = decoded(tmp_path, "tensor", str(FIXTURE), *FAILING, "auto")
+    *failed, auto, again = decode(tmp_path, "tensor", str(FIXTURE), *FAILING, "auto")
     assert {ranks[0].case for ranks in failed} == {*FAILING}
     for first, other in failed:
         assert first.error is not None, first
@@ -111,9 +118,9 @@ def test_an_error_of_the_first_rank_is_one_of_all(tmp_path: Path) -> None:
 def test_ranks_that_decide_by_themselves_are_found(tmp_path: Path) -> None:
     """Here each rank has the whole model, so that different blocks do not cause a deadlock."""
     cases = ("ungated", "costs")
-    for ranks in decoded(tmp_path, "whole", str(FIXTURE), *cases):
+    for ranks in decode(tmp_path, "whole", str(FIXTURE), *cases):
         check_alike(ranks)
-    faulty = decoded(tmp_path, "whole", str(FIXTURE), "--fault", "alone", *cases)
+    faulty = decode(tmp_path, "whole", str(FIXTURE), *cases, decides_alone=True)
     assert len(faulty) == len(cases)
     for ranks in faulty:
         with pytest.raises(AssertionError, match="the blocks differ"):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from conformance import ROOT
 from conformance.testing.server.process import free_ports
@@ -69,3 +71,17 @@ def run(command: Sequence[str], folder: Path, limit: float, n: int = 2) -> list[
             "\n".join(f"rank {rank} printed: {out[-500:]}\n{err[-500:]}" for rank, (out, err) in enumerate(told))
         )
     return [out for out, _ in told]
+
+
+# What a rank runs: a function and its arguments, and the last line that it prints is what comes back.
+CALL = """
+import pickle, sys
+function, args = pickle.loads(bytes.fromhex(sys.argv[1]))
+print(pickle.dumps(function(*args)).hex())
+"""
+
+
+def call(folder: Path, limit: float, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What a function of a module returns on each of two ranks."""
+    printed = run([sys.executable, "-c", CALL, pickle.dumps((function, args)).hex()], folder, limit)
+    return [pickle.loads(bytes.fromhex(out.splitlines()[-1])) for out in printed]
