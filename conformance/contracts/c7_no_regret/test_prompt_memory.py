@@ -17,17 +17,18 @@ from conformance import ROOT
 from conformance.contracts.c7_no_regret.prompt_memory_peaks import MODELS, peak
 from conformance.series.patches import commits, unpack
 from conformance.testing.faults.planted import planted
+from conformance.testing.server.process import FAST
 
-pytestmark = pytest.mark.patched_source
+pytestmark = [pytest.mark.patched_source, pytest.mark.usefixtures("uncompiled")]
 # The threads of a CPU make it 5.4 % more at times, and the fault below 25 % at least.
-MORE = 1.12
+MORE, TRIES = 1.12, 10
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, int]:
     """The peaks in the release without the series, by model."""
     tree = unpack(commits()[0], tmp_path_factory.mktemp("released") / "tree")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)]), **FAST}
     module = "conformance.contracts.c7_no_regret.prompt_memory_peaks"
     done = subprocess.run([sys.executable, "-m", module], cwd=tree.parent, env=env, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0
@@ -39,8 +40,8 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, int]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_needs_no_more_memory(name: str, released: Mapping[str, int]) -> None:
-    most = MORE * released[name]
-    assert peak(name, enough=most) <= most
+    """The threads free what they used a little sooner or later, so the least of several tries counts."""
+    assert any(peak(name) <= MORE * released[name] for _ in range(TRIES))
 
 
 # The release has no such method.
@@ -56,5 +57,4 @@ def always_keep(cache: ArraysCache, i: int, *block: Any) -> None:
 # The state of jamba is a view of the states after each token, in the release too.
 @planted(*[(name, ArraysCache, "update", always_keep) for name in MODELS if name != "jamba"])
 def test_a_planted_fault_is_found(where: str, released: Mapping[str, int]) -> None:
-    most = MORE * released[where]
-    assert peak(where, enough=most) > most
+    assert all(peak(where) > MORE * released[where] for _ in range(TRIES))
