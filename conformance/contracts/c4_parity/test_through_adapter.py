@@ -18,7 +18,7 @@ from conformance.judging.ask import broken, each, not_shown
 from conformance.judging.decodes import Decode, N, near, penalty, plain, plain_steps, tokens_of
 from conformance.judging.models import Family, model_of
 from conformance.judging.plugin import note
-from conformance.testing.decode.recorder import gap
+from conformance.testing.decode.recorder import Histories, gap
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # Limits, and how many tokens a consumer takes before it closes the generator.
@@ -114,21 +114,10 @@ def second_turn(family: Family, caches: list[Any]) -> list[mx.array]:
     return [logprobs for _, logprobs in generate_step(mx.array(SECOND_TURN), model_of(family), **options)]
 
 
-class Witness:
-    """Notes what a processor is shown, and changes nothing."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
-
-    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.seen.append(tokens.tolist())
-        return logits
-
-
 @pytest.mark.contract("C5")
 def test_processors(family: Family, drafter: str, adapter: Adapters) -> None:
     """They are shown the prompt and each token before, and what they make of it is what is drawn."""
-    length, witnesses = family.prompts[-1], [Witness(), Witness()]
+    length, witnesses = family.prompts[-1], [Histories(), Histories()]
     right = plain_steps(family, length, N, logits_processors=[witnesses[0], penalty])[0]
     if tokens_of(right) == tokens_of(plain(family, length)):
         not_shown("the penalty does not change the text")

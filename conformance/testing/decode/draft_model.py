@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
-from conformance.testing.decode.recorder import gap
+from conformance.testing.decode.recorder import Histories, gap
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.draft_models import drafter_of
 from conformance.testing.models.families import GENERATE, OPTIONS, PROMPT, allowed, model_of, seeded, shape
@@ -96,15 +96,6 @@ def exits(family: str, kind: str) -> list[str]:
         if shape(run.of_the_target()) != shape(run.plain_cache) or not same_turn:
             found.append(f"{kind}: {'the limit' if stop is None else 'a close'} after {stop or n}")
     return found
-
-
-class Histories:
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
-
-    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.seen.append(tokens.tolist())
-        return logits
 
 
 def processors(family: str, kind: str) -> list[str]:

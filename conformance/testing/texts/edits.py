@@ -23,6 +23,12 @@ from conformance.testing.texts.workloads import (
 from conformance.testing.texts.workloads import records as draw_records
 
 Edit = Callable[[random.Random, str], str]
+
+
+def by_name(*edits: Edit) -> dict[str, Edit]:
+    return {edit.__name__: edit for edit in edits}
+
+
 # The approximate length of a table row, in characters.
 ROW_CHARS = 40
 
@@ -115,25 +121,8 @@ def here_and_there(rng: random.Random, code: str) -> str:
     return "\n".join(lines)
 
 
-CODE: dict[str, Edit] = {
-    edit.__name__: edit
-    for edit in (
-        rename_one,
-        rename_four,
-        indent,
-        dedent,
-        tabs,
-        quotes,
-        private,
-        camel_case,
-        crlf,
-        traced,
-        annotated,
-        uncommented,
-        called,
-        here_and_there,
-    )
-}
+CODE = by_name(rename_one, rename_four, indent, dedent, tabs, quotes, private, camel_case, crlf, traced)
+CODE |= by_name(annotated, uncommented, called, here_and_there)
 
 
 def keys_renamed(rng: random.Random, lines: str) -> str:
@@ -160,9 +149,7 @@ def to_csv(rng: random.Random, lines: str) -> str:
     return "\n".join(",".join(re.findall(r': "?([^",}]*)', line)) for line in lines.split("\n"))
 
 
-RECORDS: dict[str, Edit] = {
-    edit.__name__: edit for edit in (keys_renamed, field_dropped, field_added, value_set, value_quoted, to_csv)
-}
+RECORDS = by_name(keys_renamed, field_dropped, field_added, value_set, value_quoted, to_csv)
 
 
 def column_dropped(rng: random.Random, table: str) -> str:
@@ -178,7 +165,7 @@ def names_linked(rng: random.Random, table: str) -> str:
     return re.sub(r"^\| (\w+) (\w+) \|", r"| [\1 \2](people.md) |", table, flags=re.M)
 
 
-TABLES: dict[str, Edit] = {edit.__name__: edit for edit in (column_dropped, column_added, names_linked)}
+TABLES = by_name(column_dropped, column_added, names_linked)
 
 
 def half_way(rng: random.Random, code: str) -> str:
@@ -217,9 +204,7 @@ def two_versions(rng: random.Random, code: str) -> str:
     return here_and_there(rng, rename_one(rng, code))
 
 
-ADVERSARIES: dict[str, Edit] = {
-    edit.__name__: edit for edit in (half_way, in_one_function, moved, mixed, reordered, two_versions)
-}
+ADVERSARIES = by_name(half_way, in_one_function, moved, mixed, reordered, two_versions)
 EDITS = CODE | RECORDS | TABLES | ADVERSARIES
 NAMES = (*EDITS, "turns")
 
