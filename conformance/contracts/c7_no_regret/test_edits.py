@@ -28,7 +28,7 @@ ENCODINGS = {"bpe": bpe, "words": words}
 # The least mean speed over all edits, relative to the longest match, and the least speed of one workload.
 GAINS = {"cpu": 1.07, "m4": 1.07, "gpu": 1.6}
 SLOWEST = 0.94
-SEEDS, SIZES = range(900, 902), (600, 1500)
+SEEDS, SIZES = [900], (600, 1500)
 
 
 @cache
@@ -53,14 +53,12 @@ def ratios(encoding: str, table: str, row: Row) -> dict[str, float]:
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_edits_are_faster_than_with_the_longest_match(encoding: str, table: str) -> None:
+    """And fewer drafts are wrong."""
     gains = ratios(encoding, table, followed(encoding, table))
     assert geometric_mean(gains.values()) > GAINS[table]
     assert {name: gain for name, gain in gains.items() if gain < SLOWEST} == {}
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_no_more_drafts_are_wrong(table: str) -> None:
-    assert followed("bpe", table).mean("wrong_a_right") < longest("bpe", table).mean("wrong_a_right")
+    wrong = [row(encoding, table).mean("wrong_a_right") for row in (followed, longest)]
+    assert wrong[0] < wrong[1]
 
 
 def without_changes(patch: pytest.MonkeyPatch) -> None:
@@ -95,7 +93,7 @@ def test_changes_that_are_never_given_up_are_found(monkeypatch: pytest.MonkeyPat
 
 
 Operation = tuple[str, int, int]
-# Operations on a source of distinct tokens, so that there is one best alignment: copy, replace, insert or drop.
+# Operations on a source of distinct tokens: copy, replace, insert or drop.
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("copy"), st.integers(6, 20), st.just(0)),
@@ -121,26 +119,6 @@ def program(drawn: Sequence[Operation]) -> tuple[list[int], list[int]]:
     return source + end, answer + end
 
 
-def aligned(source: Sequence[int], answer: Sequence[int]) -> dict[int, int]:
-    """The index in the source of each copied token of the answer, by the edit distance of both texts."""
-    rows = [list(range(len(source) + 1))]
-    for i, token in enumerate(answer):
-        row = [i + 1]
-        for j, other in enumerate(source):
-            row.append(min(rows[i][j] + 2 * (token != other), rows[i][j + 1] + 1, row[j] + 1))
-        rows.append(row)
-    i, j, pairs = len(answer), len(source), {}
-    while i and j:
-        if answer[i - 1] == source[j - 1]:
-            i, j = i - 1, j - 1
-            pairs[i] = j
-        elif rows[i - 1][j] < rows[i][j]:
-            i -= 1
-        else:
-            j -= 1
-    return pairs
-
-
 def astray(drawn: Sequence[Operation]) -> list[int]:
     """The places after a copied token where the strategy does not draft the next token of the source.
 
@@ -148,7 +126,9 @@ def astray(drawn: Sequence[Operation]) -> list[int]:
     make another place likelier, but this one has to be among the guesses.
     """
     source, answer = program(drawn)
-    pairs, strategy, found = aligned(source, answer), EditStrategy(), []
+    # A copied token is its own place in the source, and all of them are in order: no edit distance is shorter.
+    pairs = {i: token for i, token in enumerate(answer) if token < len(source)}
+    strategy, found = EditStrategy(), []
     strategy.observe([*source, *source[::-2], *source[-2::-2]])
     for i, token in enumerate(answer):
         draft = list(strategy.propose(4))

@@ -20,6 +20,7 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 from mlx_lm.utils import sharded_load
 
 from conformance import FIXTURE
+from conformance.testing.decode.batches import breaking
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.models.architectures import build
 from conformance.testing.models.families import Counted
@@ -86,23 +87,16 @@ class NowAndThen(SuffixStrategy):  # type: ignore[misc]
         return [1] * n_max if self.wrong else draft
 
 
-class Broken(SuffixStrategy):  # type: ignore[misc]
-    """Raises in one of its methods, at the given call."""
+class NoToken(SuffixStrategy):  # type: ignore[misc]
+    def propose(self, n_max: int) -> Sequence[int]:
+        return [-1]
 
-    def __init__(self, method: str, call: int, answer: Any = None) -> None:
-        super().__init__()
-        right, calls = getattr(self, method), 0
 
-        def broken(*args: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls < call:
-                return right(*args)
-            if answer is None:
-                raise OSError("the strategy is broken")
-            return answer
-
-        setattr(self, method, broken)
+def broken(method: str, at: int) -> SuffixStrategy:
+    """A strategy that raises at a call of one of its methods."""
+    made = SuffixStrategy()
+    setattr(made, method, breaking(getattr(made, method), at))
+    return made
 
 
 def table(rank: int, text: list[int]) -> NgramModTable:
@@ -146,10 +140,10 @@ CASES: dict[str, Options] = {
     "scripted ties": of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED),
 }
 FAILING: dict[str, Options] = {
-    "propose fails": of_the_first(lambda _: Broken("propose", 3)),
-    "observe fails": of_the_first(lambda _: Broken("observe", 1)),
-    "accept fails": of_the_first(lambda _: Broken("accept", 1)),
-    "no token": of_the_first(lambda _: Broken("propose", 2, [-1])),
+    "propose fails": of_the_first(lambda _: broken("propose", 2)),
+    "observe fails": of_the_first(lambda _: broken("observe", 0)),
+    "accept fails": of_the_first(lambda _: broken("accept", 0)),
+    "no token": of_the_first(lambda _: NoToken()),
     "a memory of its own": lambda rank, _: {
         "draft_type": "ngram-mod",
         "ngram_mod_table": NgramModTable(3 if rank == 0 else 4),

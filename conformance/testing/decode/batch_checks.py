@@ -148,8 +148,8 @@ def check_alone(
 
 def check_draws(family: str) -> None:
     """Each sampler and logits processor runs once for each token, in order, and sees only its row."""
-    kinds = list(product((0.0, 1.0), (False, True), (None, 0.0, 0.5, 1.0)))
-    requests = [asked(family, 1 + i, 12, share, *drawn) for i, (*drawn, share) in enumerate(kinds)]
+    kinds = product((None, 0.0, 0.5, 1.0), (0.0, 1.0), (False, True))
+    requests = [asked(family, 1 + i, 12, *kind) for i, kind in enumerate(kinds)]
     check_alone(family, requests)
     for request, right in requests:
         text = [*request.prompt, *right.tokens]
