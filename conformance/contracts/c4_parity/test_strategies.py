@@ -186,28 +186,6 @@ def test_a_planted_fault_of_the_loop_is_found(monkeypatch: pytest.MonkeyPatch, f
     assert complaints("llama", "suffix") != []
 
 
-def rejected_of_itself() -> int:
-    """The rejected tokens of a model that drafts for itself. There are none, also if its drafts are cut."""
-    stats = DraftStats()
-    cheap_pairs = BlockCosts((1, 2, 3), (1.0, 1.0, 9.0))
-    steps_of("llama", of_the_model(model_of("llama"), []), draft_costs=cheap_pairs, stats=stats)
-    assert stats.drafted > 0
-    rejected: int = stats.drafted - stats.accepted
-    return rejected
-
-
-@pytest.mark.planted
-def test_a_draft_model_that_is_not_trimmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rejected_of_itself() == 0
-
-    def keep_the_draft(strategy: Any, n_accepted: int, n_drafted: int) -> None:
-        strategy._n_fed += min(n_accepted, len(strategy._logits) - 1)
-        strategy._logits, strategy._snapshot = strategy._logits[-1:], None
-
-    monkeypatch.setattr(ModelDraftStrategy, "accept", keep_the_draft)
-    assert rejected_of_itself() > 0
-
-
 @pytest.mark.planted
 def test_a_margin_that_decides_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     verify_alone = BlockVerifier.verify_alone

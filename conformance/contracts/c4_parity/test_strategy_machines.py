@@ -201,6 +201,12 @@ def forget_nothing(strategy: ModelDraftStrategy, n_accepted: int, n_drafted: int
     strategy._logits, strategy._snapshot = strategy._logits[-1:], None
 
 
+def keep_the_draft(strategy: ModelDraftStrategy, n_accepted: int, n_drafted: int) -> None:
+    """The rejected tokens stay in the cache of the draft model."""
+    strategy._n_fed += min(n_accepted, len(strategy._logits) - 1)
+    strategy._logits, strategy._snapshot = strategy._logits[-1:], None
+
+
 def remember_half(table: NgramModTable, tokens: Any, *args: Any) -> None:
     learn(table, tokens[: len(tokens) // 2], *args)
 
@@ -218,6 +224,7 @@ propose, learn, longest_draft = NgramSimpleStrategy.propose, NgramModTable._lear
     ("edit", EditStrategy, "observe", see_what_is_to_come),
     ("simple", NgramSimpleStrategy, "propose", across_the_separator),
     ("model", ModelDraftStrategy, "accept", forget_nothing),
+    ("model", ModelDraftStrategy, "accept", keep_the_draft),
     ("ngram-mod", NgramModTable, "_learn", remember_half),
     ("suffix", SuffixStrategy, "propose", no_longer),
 )

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
@@ -18,7 +17,7 @@ from conformance.judging.ask import broken, each, not_shown
 from conformance.judging.decodes import Decode, N, near, penalty, plain, plain_steps, tokens_of
 from conformance.judging.models import Family, model_of
 from conformance.judging.plugin import note
-from conformance.testing.decode.recorder import Histories, gap
+from conformance.testing.decode.recorder import Histories, fed, gap
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # Limits, and how many tokens a consumer takes before it closes the generator.
@@ -34,15 +33,8 @@ def rests_on(request: pytest.FixtureRequest, about: Callable[..., None]) -> None
 @pytest.mark.contract("C8")
 def test_plain(family: Family, adapter: Adapters, request: pytest.FixtureRequest) -> None:
     """A token takes one forward pass. The steps are noted, for a comparison with another tree bit for bit."""
-    model, shapes = model_of(family), list[int]()
-    call = type(model).__call__
-
-    def counted(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> Any:
-        shapes.append(inputs.shape[1])
-        return call(self, inputs, *args, **kwargs)
-
     mx.reset_peak_memory()
-    with patch.object(type(model), "__call__", counted):
+    with fed(model_of(family)) as shapes:
         steps = plain_steps(family, family.prompts[-1], N)[0]
     note(request, "peak", mx.get_peak_memory())
     note(request, "forwards", len(shapes))

@@ -25,6 +25,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
 from conformance.simulate.__main__ import decode
+from conformance.testing.decode.recorder import fed
 from conformance.testing.models.architectures import CONFIGS, build
 from conformance.testing.models.families import GENERATE
 from conformance.testing.texts.prompts import ids
@@ -47,14 +48,8 @@ class Response:
 
 
 def respond(model: Any, tokenizer: Any, prompt: list[int], **drafting: Any) -> Response:
-    made, kind = Response(), type(model)
-    call = kind.__call__
-
-    def counted(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> Any:
-        made.blocks.append(inputs.size)
-        return call(self, inputs, *args, **kwargs)
-
-    with patch.object(kind, "__call__", counted):
+    made = Response()
+    with fed(model) as made.blocks:
         for response in stream_generate(model, tokenizer, prompt, max_tokens=48, **drafting):
             made.before_the_first = made.before_the_first or len(made.blocks)
             made.tokens.append(response.token)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
@@ -75,6 +77,20 @@ class Block:
     @property
     def length(self) -> int:
         return int(self.inputs.size)
+
+
+@contextmanager
+def fed(model: Any) -> Iterator[list[int]]:
+    """The lengths of the blocks that a model is fed in this context."""
+    lengths, kind = list[int](), type(model)
+    call = kind.__call__
+
+    def counted(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> Any:
+        lengths.append(inputs.size)
+        return call(self, inputs, *args, **kwargs)
+
+    with patch.object(kind, "__call__", counted):
+        yield lengths
 
 
 class Watched:
