@@ -88,9 +88,16 @@ def lose_a_token_of_a_block() -> None:
 
 
 def swap_the_statistics() -> None:
-    """Each row tells the statistics of its neighbour."""
-    own, other = "self.planner.stats(self.uids[i])", "self.planner.stats(self.uids[i - 1])"
-    DraftedBatch._end = mutant(DraftedBatch._end, own, other)
+    """Each row gets the number of accepted tokens of its neighbour."""
+    accept = BatchPlanner.accept
+
+    def accept_and_swap(self: Any, uids: list[int], n_accepted: list[int], n_tokens: int) -> None:
+        accept(self, uids, n_accepted, n_tokens)
+        for uid, own, other in zip(uids, n_accepted, n_accepted[1:] + n_accepted[:1], strict=True):
+            if uid in self.rows:
+                self.rows[uid].stats.accepted += other - own
+
+    BatchPlanner.accept = accept_and_swap
 
 
 def price_blocks() -> None:
