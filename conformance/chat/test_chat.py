@@ -1,4 +1,4 @@
-"""`mlx_lm.chat` in a real terminal: four edits of one text, with and without drafts.
+"""`mlx_lm.chat`: four edits of one text, with and without drafts, and with the published commands in a terminal.
 
 The text is the same, turns 2 to 4 draft from the earlier answers, and no token is fed twice.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from conformance import FIXTURE
-from conformance.chat.chat_terminal import Chat, Turn, chat
+from conformance.chat.chat_recorded import CONTROLS, Chat, Turn
 
 # A terminal takes one line at a time.
 CODE = "total = 0; for key in rows: total += key; print(total)"
@@ -25,6 +25,7 @@ QUERIES = [f"Change `{old}` to `{new}`." for old, new in pairwise(NAMES)]
 QUERIES[0] += f" ```python {CODE} ```"
 ANSWERS = [f"```python {CODE.replace('total', name)} ```" for name in NAMES[1:]]
 SIZES = ("--num-draft-tokens", "6", "--disable-adaptive-gate")
+PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 # With the gate, the number of drafted tokens depends on the times of this machine.
 DRAFTING = {
     "suffix": ("--draft-type", "suffix", *SIZES),
@@ -38,13 +39,8 @@ DRAFTING = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chat")
-
-
-@pytest.fixture(scope="module")
-def plain_chat(folder: Path) -> Chat:
-    return chat(folder, [*QUERIES, "r", *QUERIES])
+def plain_chat() -> Chat:
+    return Chat([*QUERIES, "r", *QUERIES])
 
 
 def texts(session: Chat) -> list[tuple[str, int]]:
@@ -54,16 +50,15 @@ def texts(session: Chat) -> list[tuple[str, int]]:
 def complaints(session: Chat, gated: bool = False) -> Iterator[str]:
     """The faults in the record of a chat. Its second half comes after a reset."""
     half = len(QUERIES)
-    for number, record in enumerate(session.records):
-        fresh = number % half == 0
-        before = [] if fresh else session.records[number - 1]["conversation"]
-        known, turn = len(record["conversation"]), f"turn {number + 1}"
-        if QUERIES[number % half] not in record["fed"] or record["fed"].count("Change") != 1:
-            yield f"{turn} fed another question than its own: {record['fed']!r}"
-        if record["cached"] != known or record["conversation"][: len(before)] != before:
-            yield f"{turn}: the cache holds {record['cached']} tokens of a conversation of {known}"
-        if record["counts"] is not None and record["history"] != record["conversation"]:
-            yield f"{turn}: the drafter knows {len(record['history'])} tokens of a conversation of {known}"
+    for number, turn in enumerate(session.turns):
+        before = [] if number % half == 0 else session.turns[number - 1].conversation
+        known = len(turn.conversation)
+        if QUERIES[number % half] not in turn.fed or turn.fed.count("Change") != 1:
+            yield f"turn {number + 1} fed another question than its own: {turn.fed!r}"
+        if turn.cached != known or turn.conversation[: len(before)] != before:
+            yield f"turn {number + 1}: the cache holds {turn.cached} tokens of a conversation of {known}"
+        if turn.draft is not None and turn.history != turn.conversation:
+            yield f"turn {number + 1}: the drafter knows {len(turn.history)} tokens of a conversation of {known}"
     drafting = [turn.drafting for turn in session.turns]
     # With the gate, the costs of blocks are learned on the way.
     if not gated and drafting[:half] != drafting[half:]:
@@ -85,47 +80,47 @@ def test_without_drafts(plain_chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTING)
-def test_with_drafts(name: str, plain_chat: Chat, folder: Path) -> None:
-    session = chat(folder, [*QUERIES, "r", *QUERIES], *DRAFTING[name])
+def test_with_drafts(name: str, plain_chat: Chat) -> None:
+    session = Chat([*QUERIES, "r", *QUERIES], *DRAFTING[name])
     assert texts(session) == texts(plain_chat)
     assert not list(complaints(session, gated=name == "gated"))
-    for turn, record in zip(session.turns, session.records, strict=True):
+    for turn in session.turns:
         drafted, accepted, rate = turn.counts()
-        counts = record["counts"]
-        assert (drafted, accepted) == (counts["drafted"], counts["accepted"])
-        assert f"{max(turn.tokens / counts['forwards'], 1):.2f}" == f"{rate:.2f}"
+        assert (drafted, accepted) == (turn.draft.drafted, turn.draft.accepted)
+        assert f"{max(turn.tokens / turn.draft.forwards, 1):.2f}" == f"{rate:.2f}"
     # A draft model drafts as well from the first turn on.
     if name not in ("gated", "a draft model"):
         assert not no_better(session.turns[:4])
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("fault", ["forgets", "feeds_twice"])
-def test_a_planted_fault_is_found(fault: str, folder: Path) -> None:
-    session = chat(folder, QUERIES[:2], *DRAFTING["suffix"], fault=fault)
-    found = "\n".join(complaints(session))
-    assert {"forgets": "the drafter knows", "feeds_twice": "fed another question"}[fault] in found
-    assert no_better(session.turns) == ([2] if fault == "forgets" else [])
+@pytest.mark.parametrize(
+    ("fault", "complaint", "worse"),
+    [("forgets", "the drafter knows", [2]), ("feeds twice", "fed another question", [])],
+)
+def test_a_planted_fault_is_found(fault: str, complaint: str, worse: list[int]) -> None:
+    session = Chat(QUERIES[:2], *DRAFTING["suffix"], fault=fault)
+    assert complaint in "\n".join(complaints(session))
+    assert no_better(session.turns) == worse
 
 
-def check_interrupted(folder: Path, *args: str, queries: int = 3, fault: str = "") -> None:
+def check_interrupted(*args: str, queries: int = 3, fault: str = "") -> None:
     """Ctrl-C ends each answer. The cache and the drafter hold the shown tokens, and the chat goes on."""
-    session = chat(folder, QUERIES[:queries], *args, fault=fault, interrupt=6)
-    assert len(session.records) == queries
+    session = Chat(QUERIES[:queries], *args, fault=fault, interrupt=6)
+    assert len(session.turns) == queries
     assert not [complaint for complaint in complaints(session) if "after a reset" not in complaint]
     assert {turn.tokens for turn in session.turns} == {7}
-    assert "Traceback" not in session.shown
 
 
 @pytest.mark.parametrize("args", [(), DRAFTING["suffix"], DRAFTING["a draft model"]], ids=["plain", "suffix", "model"])
-def test_ctrl_c_ends_an_answer(args: tuple[str, ...], folder: Path) -> None:
-    check_interrupted(folder, *args)
+def test_ctrl_c_ends_an_answer(args: tuple[str, ...]) -> None:
+    check_interrupted(*args)
 
 
 @pytest.mark.planted
-def test_an_answer_that_goes_on_is_found(folder: Path) -> None:
+def test_an_answer_that_goes_on_is_found() -> None:
     with pytest.raises(AssertionError):
-        check_interrupted(folder, *DRAFTING["suffix"], queries=1, fault="does_not_stop")
+        check_interrupted(*DRAFTING["suffix"], queries=1, fault="goes on")
 
 
 PUBLISHED = """python -m mlx_lm chat \\
@@ -142,11 +137,19 @@ PUBLISHED = """python -m mlx_lm chat \\
 
 @pytest.mark.parametrize(("draft_type", "length", "size"), [("ngram-simple", 4, 3), ("ngram-mod", 6, 16)])
 def test_the_published_commands(draft_type: str, length: int, size: int) -> None:
-    """The published commands, with the model of this repository and four turns through a pipe."""
+    """The published commands with the model of this repository, typed into a terminal, and four turns."""
     command = PUBLISHED.format(draft_type, length, size).replace("Qwen/Qwen3-8B-MLX-4bit", shlex.quote(str(FIXTURE)))
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    lines = "\n".join([*QUERIES, "q", ""])
-    done = subprocess.run(command, shell=True, input=lines, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    assert [done.stdout.count(answer) for answer in ANSWERS[:2]] == [2, 2]
-    assert done.stdout.count("tokens-per-forward") == 4
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "TERM": "xterm"}
+    # Far longer than it takes, so that a program that hangs fails.
+    terminal = pexpect.spawn("sh", ["-c", command], env=env, encoding="utf-8", dimensions=(40, 200), timeout=120)
+    terminal.expect(PROMPT)
+    for query, answer in zip(QUERIES, ANSWERS, strict=True):
+        terminal.sendline(query)
+        terminal.expect(PROMPT)
+        shown = CONTROLS.sub("", terminal.before)
+        assert answer in shown
+        assert "tokens-per-forward" in shown
+    terminal.sendline("q")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
