@@ -1,22 +1,18 @@
-"""One model for each kind of cache, its prompt, and a simple speculative decoder to compare with."""
+"""One model for each kind of cache, its prompt, and how it is decoded."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from copy import deepcopy
+from collections.abc import Callable
 from functools import cache
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any
 from unittest.mock import MagicMock, patch
 
 import mlx.core as mx
-import pytest
-from mlx_lm.generate import generate_step, stream_generate
+from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance.testing.decode.recorder import Step, Task, plain
@@ -24,10 +20,6 @@ from conformance.testing.decode.replay import noise
 from conformance.testing.decode.whole import WHOLE
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.models.architectures import CONFIGS, build, make_cache
-
-# Stock releases lack this module. Their own speculative decoding is checked too.
-if TYPE_CHECKING:
-    from mlx_lm.draft import DraftStats
 
 GENERATE = sys.modules["mlx_lm.generate"]
 VOCAB, WINDOW, K = 64, 16, 3
@@ -88,59 +80,6 @@ def shape(layers: list[Any]) -> list[Any]:
     return [(type(c), getattr(c, "offset", 0), i) for c, i in zip(layers, inner, strict=True)]
 
 
-@cache
-def stepwise(family: str, n: int) -> tuple[list[Step], list[list[Any]]]:
-    """The steps of plain decoding, and a copy of the cache at each step."""
-    model = model_of(family)
-    layers = make_cache(model)
-    steps, held = [], []
-    for step in generate_step(mx.array(PROMPT), model, max_tokens=n, prompt_cache=layers, **OPTIONS.get(family, {})):
-        steps.append(step)
-        held.append(deepcopy(layers))
-    return steps, held
-
-
-class Exit(NamedTuple):
-    """The steps that a consumer got, the generator if it is still open, and whether the finish reason is right."""
-
-    steps: list[Any]
-    generator: Any = None
-    reason: bool = True
-
-
-class Startable(Protocol):
-    """A drafted run that has not started yet."""
-
-    @property
-    def steps(self) -> Callable[..., Any]: ...
-
-
-class Stop(Exception):
-    pass
-
-
-# Ways to stop after n tokens.
-
-
-def at_the_limit(run: Startable, n: int) -> Exit:
-    return Exit(list(run.steps(max_tokens=n)))
-
-
-def by_close(run: Startable, n: int) -> Exit:
-    generator = run.steps(max_tokens=-1)
-    steps = list(islice(generator, n))
-    generator.close()
-    return Exit(steps, generator)
-
-
-def by_throw(run: Startable, n: int) -> Exit:
-    generator = run.steps(max_tokens=2 * n)
-    steps = list(islice(generator, n))
-    with pytest.raises(Stop):
-        generator.throw(Stop())
-    return Exit(steps, generator)
-
-
 def tokenizer(*eos: int) -> Any:
     made = MagicMock(spec=TokenizerWrapper)
     made.eos_token_ids = set(eos)
@@ -155,12 +94,6 @@ def lookup(model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Any:
     return step(mx.array(prompt), model, **arguments, **kwargs)
 
 
-def stream(tokenizer: Any, model: Any, prompt: list[int], drafter: Any, **kwargs: Any) -> Iterator[Any]:
-    """stream_generate with a drafter of a test. All drafts are fed, at any cost."""
-    arguments = {"draft_strategy": drafter, "num_draft_tokens": K, **WHOLE}
-    yield from stream_generate(model, tokenizer, mx.array(prompt), **arguments, **kwargs)
-
-
 def seeded(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[Step]:
     """Plain decoding with the same seed as the drafted run."""
     mx.random.seed(7)
@@ -169,33 +102,6 @@ def seeded(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[Step]:
 
 def scripted(prompt: list[int], steps: list[Step]) -> Scripted:
     return Scripted(prompt + [token for token, _ in steps], VOCAB)
-
-
-def reference(model: Any, prompt: list[int], n: int, drafter: Scripted) -> tuple[list[tuple[int, bool]], DraftStats]:
-    """Greedy speculative decoding without rollback: a block runs on a copy, and right tokens are fed one by one."""
-    from mlx_lm.draft import DraftStats
-
-    layers, stats = make_cache(model), DraftStats()
-    steps: list[tuple[int, bool]] = []
-    for token in prompt[:-1]:
-        model(mx.array([[token]]), cache=layers)
-    last, right = prompt[-1], list(prompt)
-    while len(steps) <= n:
-        drafter.observe(right)
-        n_max = min(K, n - len(steps))
-        draft = list(drafter.propose(n_max)) if n_max else []
-        rows = greedy_sampler(model(mx.array([[last, *draft]]), cache=deepcopy(layers))[0]).tolist()
-        n_right = next((i for i, token in enumerate(draft) if token != rows[i]), len(draft))
-        if draft:
-            drafter.accept(n_right, len(draft))
-        for token in [last, *draft[:n_right]]:
-            model(mx.array([[token]]), cache=layers)
-        last, right = rows[n_right], rows[: n_right + 1]
-        stats.drafted += len(draft)
-        stats.accepted += n_right
-        stats.forwards += 1
-        steps += [(token, i < n_right) for i, token in enumerate(right)]
-    return steps[:n], stats
 
 
 def mutant(function: Callable[..., Any], right: str, wrong: str) -> Callable[..., Any]:
