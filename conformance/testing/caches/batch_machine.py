@@ -16,11 +16,12 @@ from mlx_lm.models.cache import (
     BatchRotatingKVCache,
     CacheList,
     can_trim_prompt_cache,
+    snapshot_prompt_cache,
     trim_prompt_cache,
 )
 
 from conformance.testing.caches.layer_io import LONGEST
-from conformance.testing.caches.machines import KINDS, CacheMachine, World
+from conformance.testing.caches.machines import KINDS, CacheMachine, World, refusal
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,10 @@ class BatchMachine(CacheMachine):
             self.changed()
 
     @precondition(lambda self: self.pending)
-    @rule()
-    def finalize(self) -> None:
+    @rule(drafted=st.booleans())
+    def finalize(self, drafted: bool) -> None:
         while max(self.world.references[0].lengths or [0]) > 0:
-            self.update(LONGEST, drafted=False)
+            self.update(LONGEST, drafted)
         self.world.cut_all()
         for cache in self.world.caches:
             cache.finalize()
@@ -147,11 +148,14 @@ class BatchMachine(CacheMachine):
     @precondition(lambda self: self.started)
     @rule(data=st.data())
     def filter(self, data: st.DataObject) -> None:
+        """Rows leave. Where a snapshot holds no rows, it cannot bring them back."""
         batch = len(self.world.references[0].tokens)
         keep = sorted(data.draw(st.sets(st.integers(0, batch - 1), min_size=1)))
+        snapshot, grows = snapshot_prompt_cache(self.world.caches), any(ends[0] > 0 for _, ends in self.world.rows())
         self.world.cut_all()
         for cache in self.world.caches:
             cache.filter(mx.array(keep))
+        assert not grows or "was cut below the snapshot" in refusal(self.world.caches, snapshot)
         for reference in self.world.references:
             reference.filter(keep)
         self.changed()

@@ -128,7 +128,7 @@ KINDS: dict[str, Callable[[int], World]] = {
     "list of arrays and kv": lambda _: World([CacheList(ArraysCache(2), KVCache())], [state(), rows()]),
     "layer": lambda size: World([LayerCache(size)], [Grouped(window(size), [[]], [0])]),
     "mixed": lambda size: World(
-        [KVCache(), ArraysCache(2), RotatingKVCache(size)], [rows(), state(), rows(window(size))]
+        [ArraysCache(2), CacheList(KVCache(), RotatingKVCache(size))], [state(), rows(), rows(window(size))]
     ),
     "quantized on the way": lambda _: World([KVCache(), KVCache()], [rows(), rows()]),
 }
@@ -288,7 +288,9 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.snapshots)
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
-        taken = data.draw(st.sampled_from(self.world.snapshots))
+        self.go_back(data.draw(st.sampled_from(self.world.snapshots)))
+
+    def go_back(self, taken: Taken) -> None:
         before = self.probe()
         said = refusal(self.world.caches, taken.snapshot)
         # A chunk can be restored to the time before it dropped its front.
@@ -302,6 +304,18 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.references, self.world.droppable = copy.deepcopy(taken.references), 0
         self.world.armed = False
         assert self.probe() == taken.answers
+
+    @precondition(lambda self: not self.pending and len(self.world.snapshots) < SNAPSHOTS - 1)
+    @rule(length=st.integers(1, 4))
+    def go_back_twice(self, length: int) -> None:
+        """A snapshot is refused once other tokens took the place of those that it holds."""
+        self.snapshot()
+        self.update(length, drafted=False)
+        self.snapshot()
+        first, second = self.world.snapshots[-2:]
+        self.go_back(first)
+        self.update(length, drafted=False)
+        self.go_back(second)
 
     @precondition(lambda self: self.world.snapshots)
     @rule(data=st.data())
@@ -414,9 +428,15 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.kind == "quantized on the way")
     @rule(i=st.integers(0, 1))
     def quantize(self, i: int) -> None:
-        if isinstance(self.world.caches[i], KVCache):
-            self.world.caches[i] = self.world.caches[i].to_quantized(group_size=WIDTH, bits=8)
+        """A snapshot puts back an entry that was replaced since."""
+        original = self.world.caches[i]
+        if isinstance(original, KVCache):
+            snapshot = snapshot_prompt_cache(self.world.caches)
+            quantized = self.world.caches[i] = original.to_quantized(group_size=WIDTH, bits=8)
             self.probe()
+            restore_prompt_cache(self.world.caches, snapshot)
+            assert self.world.caches[i] is original
+            self.world.caches[i] = quantized
 
 
 def run(machine: type[CacheMachine], kind: str, profile: settings = PROFILE) -> None:

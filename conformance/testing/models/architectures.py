@@ -26,6 +26,9 @@ UNRUNNABLE: dict[str, str] = {
     "phi3small": "It needs a vocabulary of over 100,000 tokens, and gives some of them a logit of minus infinity.",
 }
 
+# A prompt that is longer than any block of drafts, so that it is a chunk of a prompt, and the steps after it.
+PROMPT, STEPS, VOCAB = 70, 5, 64
+
 # Random matrices are this much larger than those of mlx. With the usual size a layer adds little to its input, and
 # greedy decoding repeats one token for ever.
 SCALE = 3.0
@@ -81,17 +84,17 @@ def _fill(value: mx.array) -> mx.array:
     return values
 
 
-def outline(name: str) -> Any:
+def outline(name: str, package: str = "mlx_lm") -> Any:
     """The model with weights that are not computed: its modules and its caches are those of ``build``."""
-    module = import_module(f"mlx_lm.models.{name}")
+    module = import_module(f"{package}.models.{name}")
     # Some ModelArgs change the nested dicts that they get.
     return module.Model(module.ModelArgs.from_dict(deepcopy(CONFIGS[name])))
 
 
-def build(name: str, seed: int = 0) -> Any:
+def build(name: str, seed: int = 0, package: str = "mlx_lm") -> Any:
     """The model with random weights in float32. A seed always gives the same weights."""
     mx.random.seed(seed)
-    model = outline(name)
+    model = outline(name, package)
     embeddings = {f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Embedding)}
     weights = []
     for path, value in tree_flatten(model.parameters()):
@@ -111,3 +114,14 @@ def make_cache(model: Any) -> list[Any]:
     """An empty prompt cache. Its length may differ from the number of layers."""
     layers: list[Any] = make_prompt_cache(model)
     return layers
+
+
+def logits(name: str, package: str = "mlx_lm") -> mx.array:
+    """The logits of a prompt and of the steps after it, without drafts, of shape (PROMPT + STEPS, VOCAB)."""
+    model = build(name, package=package)
+    caches = import_module(f"{package}.models.cache").make_prompt_cache(model)
+    tokens = mx.array([[(7 * i + 3) % VOCAB for i in range(PROMPT + STEPS)]])
+    blocks = [tokens[:, :PROMPT], *mx.split(tokens[:, PROMPT:], STEPS, axis=1)]
+    made = mx.concatenate([model(block, cache=caches) for block in blocks], axis=1)[0].astype(mx.float32)
+    mx.eval(made)
+    return made
