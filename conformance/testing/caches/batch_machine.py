@@ -152,6 +152,7 @@ class BatchMachine(CacheMachine):
         batch = len(self.world.references[0].tokens)
         keep = sorted(data.draw(st.sets(st.integers(0, batch - 1), min_size=1)))
         snapshot, grows = snapshot_prompt_cache(self.world.caches), any(ends[0] > 0 for _, ends in self.world.rows())
+        self.world.armed = True
         self.world.cut_all()
         for cache in self.world.caches:
             cache.filter(mx.array(keep))
