@@ -1,18 +1,27 @@
-"""The cost of planning a token: tox run -e micro
+"""The cost of planning a token, and decoding with a draft model beside the release as it is: tox run -e micro
 
 The suite runs each test once, without timing. No test asserts a time.
 """
 
 from __future__ import annotations
 
+import importlib
+import shutil
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlx_lm.draft import DraftStats, EditStrategy, Planner, device_costs
+from mlx_lm.models import llama
 
+from conformance.series.patches import commits, unpack
 from conformance.testing.drafts.backward_scan import VOCAB, text
+from conformance.testing.models.families import GENERATE
 
 STREAMS = {"copies": 30_000, "few copies": 300}
+N, PROMPT = 96, [(7 * i + 3) % 1000 for i in range(64)]
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -39,3 +48,43 @@ def test_plan_a_text(benchmark: Any, device: str, stream: str) -> None:
         return n
 
     assert benchmark(decode) >= len(answer)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The module mlx_lm.generate of the release without the series, beside the installed one."""
+    folder = tmp_path_factory.mktemp("released")
+    shutil.move(unpack(commits()[0], folder / "tree") / "mlx_lm", folder / "mlx_lm_as_released")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("mlx_lm_as_released.generate")
+    for name in [name for name in sys.modules if name.startswith("mlx_lm_as_released")]:
+        del sys.modules[name]
+
+
+def model_of(layers: int, width: int, seed: int) -> llama.Model:
+    mx.random.seed(seed)
+    args = llama.ModelArgs("llama", width, layers, 2 * width, 4, 1e-5, 1024)
+    model = llama.Model(args)
+    mx.eval(model.parameters())
+    return model
+
+
+@pytest.mark.patched_source
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("tree", ["as released", "with the series"])
+@pytest.mark.parametrize("n_draft", [2, 8])
+@pytest.mark.parametrize("agrees", [True, False], ids=["agrees", "disagrees"])
+def test_decode_with_a_draft_model(benchmark: Any, released: Any, agrees: bool, n_draft: int, tree: str) -> None:
+    """The draft model is the model, or another one that is never right. Each round takes 96 tokens."""
+    benchmark.group = f"96 tokens, {n_draft} draft tokens, a draft model that {'agrees' if agrees else 'disagrees'}"
+    model = model_of(4, 256, 0)
+    drafter = model if agrees else model_of(1, 64, 1)
+    step: Callable[..., Any] = (released if tree == "as released" else GENERATE).speculative_generate_step
+
+    def decode() -> list[int]:
+        steps = step(mx.array(PROMPT), model, drafter, num_draft_tokens=n_draft, max_tokens=N)
+        return [int(token) for token, *_ in steps]
+
+    plain = [int(token) for token, _ in GENERATE.generate_step(mx.array(PROMPT), model, max_tokens=N)]
+    assert benchmark.pedantic(decode, rounds=9 if benchmark.enabled else 1, warmup_rounds=1) == plain
