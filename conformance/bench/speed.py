@@ -4,9 +4,9 @@ python -m conformance.bench.speed [--repeats 5] [--strategies edit suffix ngram-
 python -m conformance.bench.speed --model smollm2 --strategies edit --temperature 0.8
 
 Without --model it is the fixture with a wider MLP, which computes the same at the cost of a model of 24 million
-parameters. With it the prompts are tasks of its own, and of each kind of recorded answers the first one of the half that
-nothing is fitted to. cells.py says how the runs take turns. An answer that runs into a loop is marked: a loop flatters
-every drafter.
+parameters. With it the prompts are tasks of its own, and of each kind of recorded answers the first one of the half
+that nothing is fitted to. cells.py says how the runs take turns. An answer that runs into a loop is marked: a loop
+flatters every drafter.
 """
 
 from __future__ import annotations
