@@ -53,7 +53,9 @@ def test_a_checkpoint_head() -> None:
     assert all(mx.array_equal(found[name], weight) for name, weight in of_head.items())
     stats = DraftStats()
     plain = [token for token, _ in generate_step(PROMPT, model, max_tokens=N)]
-    options = {"draft_model": head, "num_draft_tokens": 3}
+    # As a model would that brings its own.
+    model.make_draft_model = lambda: head
+    options = {"draft_model": model.make_draft_model(), "num_draft_tokens": 3}
     steps = speculative_generate_step(PROMPT, model, max_tokens=N, stats=stats, **options)
     assert [token for token, *_ in steps] == plain
     assert stats.drafted > 0

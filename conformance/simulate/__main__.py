@@ -73,13 +73,14 @@ def decode(
     gated: bool = True,
     learned: LearnedCosts | None = None,
     clock: Clock | None = None,
+    make_planner: Callable[..., Any] = Planner,
 ) -> tuple[Result, list[list[int]]]:
     """Draft, verify and accept, as ``draft_generate_step`` does. Also returns the drafts.
 
     The planner knows ``costs``. With ``learned`` it knows only what that has learned from the times of the ``clock``.
     """
     answer, result, drafts = request.answer, Result(), []
-    planner = Planner(strategy, bound, DraftStats(), (learned or costs) if gated else None, request.eos)
+    planner = make_planner(strategy, bound, DraftStats(), (learned or costs) if gated else None, request.eos)
     planner.vocab_size = VOCAB
     unseen, ahead, done = request.prompt, False, 0
     while done < len(answer):
@@ -91,7 +92,8 @@ def decode(
         drafts.append(draft)
         wanted = answer[done : done + len(draft)]
         n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=True)) if len(set(pair)) > 1), len(draft))
-        cost = costs(1 + len(draft))
+        # Only a head takes time to draft.
+        cost = costs(1 + len(draft)) + getattr(planner, "draft_cost", 0.0)
         result += Result(1 + n_right, 1, 1 + len(draft), cost)
         if learned is not None:
             learned.learn(1 + len(draft), clock(cost) if clock else cost)

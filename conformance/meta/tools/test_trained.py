@@ -1,0 +1,49 @@
+"""The trained heads: what is recorded of one belongs to the recorded streams, and gains there what the docs say."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_lm import load
+from mlx_lm.draft import DraftStats
+from mlx_lm.generate import generate_step, speculative_generate_step
+
+from conformance import FIXTURE
+from conformance.simulate.__main__ import TABLES
+from conformance.testing.texts.prompts import PROMPTS
+from conformance.trained.head import load_head
+from conformance.trained.simulated import WORK, judged, rows
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_each_place_of_an_answer_has_a_draft(work: str) -> None:
+    streams = list(judged(work))
+    assert len(streams) > 20
+    for stream, drafts in streams:
+        request = stream.requests[0]
+        assert len(drafts.tokens) == len(drafts.chances) == len(request.answer)
+        right = [draft[:1] == [token] for draft, token in zip(drafts.tokens, request.answer, strict=True)]
+        assert any(right), stream.name
+
+
+@pytest.mark.parametrize("device", TABLES)
+@pytest.mark.parametrize("work", WORK)
+def test_a_head_gains_beside_a_lookup(work: str, device: str) -> None:
+    """More tokens a forward pass than either alone, on answers and edits that it was not trained on."""
+    found = rows(list(judged(work)), TABLES[device])
+    means = {name: row.mean("tokens_a_forward") for name, row in found.items()}
+    assert means["both"] > max(means["edit"], means["head"])
+    assert min(row.worst for row in found.values()) > 0.97
+
+
+@pytest.mark.parametrize("name", ["rename", "nothing_to_copy"])
+def test_the_head_of_the_fixture(name: str) -> None:
+    model, tokenizer = load(str(FIXTURE))
+    prompt = mx.array(tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True))
+    plain = [token for token, _ in generate_step(prompt, model, max_tokens=60)]
+    stats = DraftStats()
+    steps = speculative_generate_step(
+        prompt, model, draft_model=load_head("fixture", model), max_tokens=60, stats=stats
+    )
+    assert [token for token, *_ in steps] == plain
+    assert stats.accepted > 0

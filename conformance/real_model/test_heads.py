@@ -1,0 +1,56 @@
+"""The head that was trained for SmolLM2: the text is the same with it, and it drafts what is recorded of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm import load
+from mlx_lm.draft import HeadedModel
+
+from conformance.recorded.answers import ANSWERS, is_judge, read
+from conformance.smollm2 import MODELS, checks, path_of
+from conformance.smollm2.tasks import TASKS, encode
+from conformance.trained import DRAFTS, HeadDrafts
+from conformance.trained.head import load_head
+
+pytestmark = pytest.mark.real_model
+
+# Of the first of them not many: two that are as likely may come in either order.
+PLACES, SAME = range(2, 40, 6), 0.8
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """SmolLM2 and its tokenizer."""
+    loaded, tokenizer = load(path_of(request.param))
+    return loaded, tokenizer
+
+
+@pytest.mark.parametrize(("task", "sampling"), [("rewrite", "greedy"), ("answer", "greedy"), ("answer", "sampled")])
+def test_parity(model: tuple[Any, Any], task: str, sampling: str) -> None:
+    prompt = encode(model[1], TASKS[task]())
+    plain = checks.run(*model, prompt, **checks.SAMPLING[sampling]())
+    drafted = checks.run(*model, prompt, draft_model=load_head("smollm2", model[0]), **checks.SAMPLING[sampling]())
+    assert checks.between(sampling, plain, drafted) == []
+    assert drafted.drafted > 0
+
+
+def test_what_is_recorded_is_what_it_drafts() -> None:
+    model, _ = load(path_of("smollm2"))
+    headed = HeadedModel(model, load_head("smollm2", model))
+    texts = {(one["kind"], one["source"]): one["prompt"] + one["answer"] for one in read(ANSWERS)[1]}
+    same: list[bool] = []
+    for one in [HeadDrafts(**one) for one in read(DRAFTS / "answers.jsonl.gz")[1]][:40:20]:
+        assert is_judge(one.source)
+        text = texts[one.kind, one.source]
+        start = len(text) - len(one.tokens)
+        cache = headed.make_cache()
+        headed(mx.array([text[: start - 1]]), cache)
+        for place in range(PLACES.stop):
+            if place in PLACES:
+                drafted = headed.draft(mx.array([[text[start - 1 + place]]]), cache, 2)[0]
+                same += [a == b for a, b in zip(drafted, one.tokens[place], strict=False)]
+            headed(mx.array([[text[start - 1 + place]]]), cache)
+    assert sum(same) >= SAME * len(same)
