@@ -73,14 +73,16 @@ def decode(
     gated: bool = True,
     learned: LearnedCosts | None = None,
     clock: Clock | None = None,
-    make_planner: Callable[..., Any] = Planner,
+    make_planner: Callable[..., Any] | None = None,
 ) -> tuple[Result, list[list[int]]]:
     """Draft, verify and accept, as ``draft_generate_step`` does. Also returns the drafts.
 
     The planner knows ``costs``. With ``learned`` it knows only what that has learned from the times of the ``clock``.
     """
     answer, result, drafts = request.answer, Result(), []
-    planner = make_planner(strategy, bound, DraftStats(), (learned or costs) if gated else None, request.eos)
+    planner = (make_planner or Planner)(
+        strategy, bound, DraftStats(), (learned or costs) if gated else None, request.eos
+    )
     planner.vocab_size = VOCAB
     unseen, ahead, done = request.prompt, False, 0
     while done < len(answer):

@@ -86,7 +86,3 @@ def main() -> None:
         if value == "speed":
             print(line(["worst stream", "", "", *(f"{one:.3f}" for one in worst)]))
         print(flush=True)
-
-
-if __name__ == "__main__":
-    main()
