@@ -26,6 +26,7 @@ fi
 if [ "${1-}" = --model ]; then
   [ "${2-}" = smollm2 ] || { echo "error: --model takes smollm2, the model of scripts/model.sh." >&2; exit 2; }
   shift 2
+  "$here/apply.sh" --no-install
   "$here/model.sh"
   "$here/model.sh" --4bit
   exec "$here/tox.sh" -e smollm2 -- "$@"
