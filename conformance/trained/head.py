@@ -29,8 +29,13 @@ class TrainedHead(nn.Module):
         # With an underscore they are no parts of the head.
         self._said, self._embedding, self._norm = said, model.model.embed_tokens, model.model.norm
         self._output = self._embedding(said)
-        ours = sum(value.size for _, value in tree_flatten(self.parameters())) + self._output.size
-        self.cost = ours / sum(value.size for _, value in tree_flatten(model.parameters()))
+        self._read = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+
+    @property
+    def cost(self) -> float:
+        """The share of the bytes of the weights that a token of it reads."""
+        ours = sum(value.nbytes for _, value in tree_flatten(self.parameters())) + self._output.nbytes
+        return float(ours / self._read)
 
     def make_cache(self) -> list[Any]:
         return [KVCache()]
