@@ -14,6 +14,7 @@ from conformance.smollm2 import MODELS, checks, path_of
 from conformance.smollm2.tasks import TASKS, encode
 from conformance.trained import DRAFTS, HeadDrafts
 from conformance.trained.head import load_head
+from conformance.trained.simulated import COST
 
 pytestmark = pytest.mark.real_model
 
@@ -43,7 +44,10 @@ def test_parity(model: tuple[Any, Any], task: str, sampling: str) -> None:
 
 def test_what_is_recorded_is_what_it_drafts() -> None:
     model, _ = load(path_of("smollm2"))
-    headed = HeadedModel(model, load_head("smollm2", model))
+    head = load_head("smollm2", model)
+    # What the simulation charges for a token of it.
+    assert head.cost == pytest.approx(COST, abs=0.001)
+    headed = HeadedModel(model, head)
     texts = {(one["kind"], one["source"]): one["prompt"] + one["answer"] for one in read(ANSWERS)[1]}
     same: list[bool] = []
     for one in [HeadDrafts(**one) for one in read(DRAFTS / "answers.jsonl.gz")[1]][:40:20]:
