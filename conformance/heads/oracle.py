@@ -12,15 +12,15 @@ VOCAB, WIDTH = 64, 32
 
 
 class Oracle:
-    """Says the next token of a text, a wrong one at each ``wrong``-th place. A row of a batch has a text of its own.
+    """Says the next token of a text, a wrong one at each ``wrong``-th place.
 
     The cache holds what a head has to keep right: each token, and a digest of the hidden state that it was drawn from.
     """
 
     hidden_layers, cost = (-1,), 0.01
 
-    def __init__(self, texts: list[list[int]], wrong: int = 4) -> None:
-        self.texts, self.wrong = texts, wrong
+    def __init__(self, text: list[int], wrong: int = 4) -> None:
+        self.text, self.wrong = text, wrong
 
     def make_cache(self) -> list[Any]:
         return [KVCache()]
@@ -39,8 +39,7 @@ class Oracle:
         return tokens, mx.full(tokens.shape, 0.7)
 
     def said(self, place: int) -> int:
-        text = self.texts[0]
-        token = text[place] if place < len(text) else 0
+        token = self.text[place] if place < len(self.text) else 0
         return (token + (place % self.wrong == 0)) % VOCAB
 
 

@@ -36,7 +36,7 @@ def text_of(family: str, sampler: float = 0.0) -> list[Step]:
 
 def headed_model(family: str, wrong: int = 4) -> HeadedModel:
     text = PROMPT + [token for token, _ in text_of(family)]
-    return HeadedModel(model_of(family).model, Oracle([text], wrong))
+    return HeadedModel(model_of(family).model, Oracle(text, wrong))
 
 
 def caches_of(family: str, headed: HeadedModel) -> list[Any]:
@@ -157,7 +157,7 @@ def test_processors(family: str) -> None:
     options = {"logits_processors": [Shifting()], "max_tokens": N}
     right = [token for token, _ in generate_step(mx.array(PROMPT), model_of(family), **options)]
     assert right != [token for token, _ in text_of(family)]
-    headed = HeadedModel(model_of(family).model, Oracle([PROMPT + right]))
+    headed = HeadedModel(model_of(family).model, Oracle(PROMPT + right))
     drafted = {"draft_strategy": HeadDraftStrategy(), "disable_adaptive_gate": True, "stats": DraftStats()}
     assert [token for token, *_ in speculative_generate_step(mx.array(PROMPT), headed, **options, **drafted)] == right
     assert drafted["stats"].accepted > 0
@@ -178,7 +178,7 @@ def test_one_forward_a_cycle(family: str, monkeypatch: pytest.MonkeyPatch) -> No
         return logits
 
     monkeypatch.setattr(type(model.model), "__call__", counted)
-    headed = HeadedModel(model.model, Oracle([PROMPT + text], wrong=3))
+    headed = HeadedModel(model.model, Oracle(PROMPT + text, wrong=3))
     options = {"disable_adaptive_gate": True, "num_draft_tokens": 4, "stats": stats, "max_tokens": N}
     list(speculative_generate_step(mx.array(PROMPT), headed, draft_strategy=HeadDraftStrategy(), **options))
     assert 0 < stats.accepted < stats.drafted
