@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import sys
-import textwrap
 from typing import Any
 
 import pytest
@@ -23,25 +22,10 @@ from conformance.simulate import batches
 from conformance.simulate.__main__ import SEEDS, TABLES, makers, run
 from conformance.simulate.baselines import RIVALS
 from conformance.testing.tables import line
+from conformance.testing.texts.pages import DRAFTING, README, USE, block, blocks, drafting, indented, text_of
 from conformance.testing.texts.recorded_streams import bpe, streams
 
-README, USE, DRAFTING = "README.md", "docs/use.md", "docs/drafting.md"
 Capture = pytest.CaptureFixture[str]
-
-
-def text_of(page: str) -> str:
-    return (ROOT / page).read_text("utf-8")
-
-
-def blocks(page: str, words: str) -> list[str]:
-    """The indented blocks of a page that have these words: commands, programs and what they print."""
-    found = re.findall(r"(?:(?:^    .*\n)+\n*)*^    .*\n", text_of(page), re.MULTILINE)
-    return [textwrap.dedent(block) for block in found if words in block]
-
-
-def block(page: str, words: str) -> str:
-    (found,) = blocks(page, words)
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +40,6 @@ def printed(command: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> s
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     importlib.import_module("mlx_lm.generate").main()
     return capsys.readouterr().out
-
-
-def drafting(text: str) -> tuple[str, float]:
-    """The line about the drafts without its numbers, and the tokens of a forward pass."""
-    (shown,) = re.findall(r"^Drafting: .*$", text, re.MULTILINE)
-    return re.sub(r"[\d.]+", "N", shown), float(shown.split()[-2])
 
 
 @pytest.mark.parametrize("page", [README, USE])
@@ -151,7 +129,5 @@ def test_the_number_of_patches() -> None:
 
 
 @pytest.mark.planted
-def test_a_block_ends_where_the_text_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "page.md").write_text("A\n\n    one\n\n      two\n\nB `one`\n\n    three one\n")
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    assert blocks("page.md", "one") == ["one\n\n  two\n", "three one\n"]
+def test_a_block_ends_where_the_text_goes_on() -> None:
+    assert indented("A\n\n    one\n\n      two\n\nB `one`\n\n    three\n") == ["one\n\n  two\n", "three\n"]
