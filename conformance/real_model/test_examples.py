@@ -60,7 +60,7 @@ def test_a_chat_about_a_file() -> None:
     commands, question = block(USE, command), re.search(r"Asked `(.*)`", text_of(USE))
     assert question is not None
     said = printed(commands, f"{question[1]}\nq\n")
-    assert block(USE, "Here is the modified file") in said
+    assert block(USE, "You edit this file:\nname") in said
     check_drafts(said, command)
 
 
