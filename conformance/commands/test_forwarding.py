@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@lru_cache(maxsize=16)
+@cache
 def recorded(command: str, argv: str, bodies: str = "[{}]", ranks: int = 1, template: bool = True) -> Record:
     return run(command, shlex.split(argv), json.loads(bodies), ranks=ranks, template=template)
 

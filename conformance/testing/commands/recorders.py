@@ -17,8 +17,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy, deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,6 +94,12 @@ def asked(draft: Any) -> DraftOptions:
     return draft or DraftOptions()
 
 
+@cache
+def fixture() -> tuple[Any, ...]:
+    """The model, the tokenizer and the configuration. Callers must not change them."""
+    return tuple(load(str(FIXTURE), return_config=True))
+
+
 class Record:
     """The calls that were made while a command ran, and what it printed."""
 
@@ -126,7 +133,7 @@ class Record:
         return call
 
     def load(self, path_or_hf_repo: str = "", repo: str = "", return_config: bool = False, **_: Any) -> Any:
-        model, tokenizer, config = load(str(FIXTURE), return_config=True)
+        model, tokenizer, config = copy(fixture()[0]), *deepcopy(fixture()[1:])
         model.loaded_from = path_or_hf_repo or repo
         model.embed_inputs = lambda tokens, pixel_values: mx.array(np.concatenate(pixel_values))
         if not self._template:
@@ -227,7 +234,8 @@ class Record:
         def serve(host: str, port: int, generator: Any) -> None:
             self.note("http", host=host, port=port)
             with ThreadingHTTPServer(("127.0.0.1", 0), partial(server.APIHandler, generator)) as httpd:
-                threading.Thread(target=httpd.serve_forever, daemon=True).start()
+                # It looks this often whether it has to end.
+                threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
                 for body in self._bodies:
                     body = {"messages": [{"role": "user", "content": QUESTION}]} | body
                     url = f"http://127.0.0.1:{httpd.server_port}/v1/chat/completions"

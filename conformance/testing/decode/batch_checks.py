@@ -47,7 +47,7 @@ class Row:
 
 
 # The first prompt fills the windows and chunks of the tiny configurations. The other rows fill them with their answers.
-ROWS = (Row(21, 1.0, 30), Row(3, 0.5, 20), Row(9, 0.0, 10), Row(14, None, 10))
+ROWS = (Row(21, 1.0, 20), Row(3, 0.5, 16), Row(9, 0.0, 8), Row(14, None, 8))
 # Upstream model faults, with and without drafts. This model computes a wrong block once its window is full:
 SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None, 6))}
 # These treat padding as tokens. A batch of several lengths differs from its rows alone, with and without drafts alike.
