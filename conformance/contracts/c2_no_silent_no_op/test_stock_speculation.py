@@ -17,7 +17,11 @@ pytestmark = pytest.mark.usefixtures("uncompiled")
 
 # test_through_adapter.py of C4 asks the others the same, with the same two draft models.
 FAMILIES_HERE = [family for family in FAMILIES if family not in {one.name.replace(",", "") for one in ADAPTED}]
-CASES = [(check, family) for check in CHECKS for family in (FAMILIES if check == "C4 no limit" else FAMILIES_HERE)]
+CASES = [
+    pytest.param(check, family, id=f"{check}-{family}", marks=pytest.mark.contract(check.split()[0]))
+    for check in CHECKS
+    for family in (FAMILIES if check == "C4 no limit" else FAMILIES_HERE)
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -26,10 +30,7 @@ def test_is_decoded(family: str) -> None:
     assert not refused(family), f"speculative_generate_step refuses {family}"
 
 
-@pytest.mark.parametrize(
-    ("check", "family"),
-    [pytest.param(*case, marks=pytest.mark.contract(case[0].split()[0]), id="-".join(case)) for case in CASES],
-)
+@pytest.mark.parametrize(("check", "family"), CASES)
 def test_holds(check: str, family: str) -> None:
     if refused(family):
         pytest.skip("refused, which test_is_decoded counts")
