@@ -68,13 +68,12 @@ _MADE: dict[tuple[int, Any], tuple[Any, Any]] = {}
 
 def similar(model: Any) -> Any:
     """A copy of a model with slightly different weights."""
-    made = deepcopy(model)
-    mx.random.seed(1)
-    weights = [
-        (path, value + 0.01 * mx.std(value) * mx.random.normal(value.shape))
-        for path, value in tree_flatten(made.parameters())
-        if mx.issubdtype(value.dtype, mx.floating)
-    ]
+    made, key, weights = deepcopy(model), mx.random.key(1), []
+    for path, value in tree_flatten(made.parameters()):
+        if mx.issubdtype(value.dtype, mx.floating):
+            # A key of its own: it may be made inside a decode, which draws with a seed.
+            key, own = mx.random.split(key)
+            weights.append((path, value + 0.01 * mx.std(value) * mx.random.normal(value.shape, key=own)))
     made.update(tree_unflatten(weights))
     mx.eval(made.parameters())
     return made

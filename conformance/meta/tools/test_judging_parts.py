@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import judge
+import mlx.core as mx
 import pytest
 from environments import base_of
 
@@ -34,7 +35,7 @@ from conformance.judging.difference import (
 from conformance.judging.results import ABSENT, ASKED, BROKEN, HOLDS, NOT_SHOWN, PARTS, REFUSED, Result, Results
 from conformance.judging.run import Run
 from conformance.judging.screen import Judgement, markdown, screen
-from conformance.testing.models.families import GENERATE
+from conformance.testing.models.families import GENERATE, model_of
 
 TRIM, PARITY, PLAIN = (
     f"conformance/contracts/{where}::{name}"
@@ -396,3 +397,13 @@ def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_interface_is_described() -> None:
     described = str(adapters.__doc__)
     assert all(name in described for name in NAMES)
+
+
+def test_a_draft_model_that_is_made_leaves_the_draws_of_a_seed() -> None:
+    """The first decode with it makes it, after the seed is set."""
+    model = model_of("llama").model
+    mx.random.seed(7)
+    right = mx.random.normal((4,))
+    mx.random.seed(7)
+    adapters.similar(model)
+    assert mx.array_equal(mx.random.normal((4,)), right)
