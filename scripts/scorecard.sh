@@ -7,7 +7,7 @@ usage: scripts/scorecard.sh [-h] [--render | ENVIRONMENT...]
 Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md and a page with every
 run and every test that did not pass, .tox/scorecards/README.md. The results of other environments stay as they are.
 
-  scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: 75 minutes
+  scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: an hour
   scripts/scorecard.sh patched stock    the default release
   scripts/scorecard.sh --render         run nothing: use the files in .tox/scorecards
 EOS

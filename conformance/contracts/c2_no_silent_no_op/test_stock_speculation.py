@@ -1,4 +1,4 @@
-"""Speculative decoding with a draft model in any release: the contracts that hold for each kind of cache.
+"""Speculative decoding with a draft model in any release, on each kind of cache: what no adapter is asked already.
 
 It uses no name that only the series has, so it also runs on a stock release. C2 to C5 are the contracts of
 docs/contracts.md: a cache that cannot be rolled back is refused, every exit leaves the same cache as plain decoding,
