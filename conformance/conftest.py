@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -55,6 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("selftest")
         contract = item.get_closest_marker("contract")
         item.user_properties += [("on", on), *([("contract", contract.args[0])] if contract else [])]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of later collections: a server collects for each model it loads, and as it ends."""
+    gc.freeze()
 
 
 def pytest_report_header() -> str:
