@@ -6,6 +6,7 @@ systems it is a new process.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -66,6 +67,8 @@ def _child(tree: Path, folder: Path, call: Callable[..., int], arguments: tuple[
             os.dup2(file.fileno(), stream)
     if "mlx_lm" in sys.modules:
         sys.exit(OTHER_TREE)
+    # Collections of garbage, which a server makes too, need not look at what is imported already.
+    gc.freeze()
     os.chdir(folder)
     sys.path[:0] = [str(folder), str(tree)]
     # Runs that share the tree compile it once.
