@@ -119,7 +119,7 @@ def measure(subject: Subject, clients: Sequence[int], tokens: int, repeats: int)
     with tempfile.TemporaryDirectory() as folder:
         model = str(models.save(subject.model, Path(folder)))
         for cache_size, cases in ("10", decoding), ("0", joining):
-            with serve("--prompt-cache-size", cache_size, model=model) as server:
+            with serve("--prompt-cache-size", cache_size, model=model, cold=True) as server:
                 # The first requests compile functions, and teach the planner the costs of blocks.
                 burst(server, [*COPIES, OTHER], "auto", tokens)
                 burst(server, COPIES * 2, "auto", tokens)

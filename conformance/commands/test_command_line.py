@@ -10,17 +10,25 @@ from pathlib import Path
 import pytest
 
 from conformance import FIXTURE
+from conformance.testing.programs import run
 from conformance.testing.texts.prompts import CODE, PROMPTS
 from conformance.testing.texts.workloads import fenced
 
-COMMAND = Path(sys.executable).parent / "mlx_lm.generate"
+SCRIPTS = Path(sys.executable).parent
 LOOKUP = "--prompt-lookup-num-tokens"
 
 
+def options(*args: str) -> list[str]:
+    return ["--model", str(FIXTURE), "--max-tokens", "120", "--prompt", PROMPTS["rename"][0]["content"], *args]
+
+
 def generate(*args: str) -> subprocess.CompletedProcess[str]:
-    prompt = PROMPTS["rename"][0]["content"]
-    command = [str(COMMAND), "--model", str(FIXTURE), "--max-tokens", "120", "--prompt", prompt, *args]
-    return subprocess.run(command, capture_output=True, text=True)
+    return run(["-m", "mlx_lm", "generate", *options(*args)])
+
+
+def script(name: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A command that is installed with the package, as users type it."""
+    return subprocess.run([str(SCRIPTS / f"mlx_lm.{name}"), *args], capture_output=True, text=True)
 
 
 def text(done: subprocess.CompletedProcess[str]) -> str:
@@ -37,7 +45,7 @@ def drafting(done: subprocess.CompletedProcess[str]) -> tuple[int, int, float]:
 
 @pytest.fixture(scope="module")
 def plain_text() -> str:
-    done = generate()
+    done = script("generate", *options())
     assert "Drafting" not in done.stdout
     return text(done)
 
@@ -82,8 +90,7 @@ def test_a_memory_in_a_file(plain_text: str, tmp_path: Path) -> None:
 def test_a_draft_model_and_a_cached_prompt(tmp_path: Path) -> None:
     """The draft model reads the cached prompt, and drafts as well as with the whole prompt."""
     file = ["--prompt-cache-file", str(tmp_path / "cache.safetensors")]
-    cache = [str(COMMAND.with_name("mlx_lm.cache_prompt")), "--model", str(FIXTURE), "--prompt", CODE, *file]
-    assert subprocess.run(cache, capture_output=True).returncode == 0
+    assert script("cache_prompt", "--model", str(FIXTURE), "--prompt", CODE, *file).returncode == 0
     without, got = generate(*file), generate(*file, "--draft-model", str(FIXTURE))
     assert text(got) == text(without)
     drafted, accepted, rate = drafting(got)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +15,7 @@ import pytest
 from conformance.adapters import FIXTURE, Adapters
 from conformance.judging.ask import broken, not_offered
 from conformance.judging.blocks import drafted, environment
+from conformance.testing.programs import run
 from conformance.testing.server.process import TEXT, ServerFailed, serve
 
 LENGTH, TIMEOUT = 48, 120
@@ -27,13 +26,13 @@ PROMPT = f"<|user|>{QUESTION}<|end|><|assistant|>"
 
 
 def shown(line: Sequence[str]) -> str:
-    return f"HF_HUB_OFFLINE=1 {shlex.join(line)}"
+    return f"HF_HUB_OFFLINE=1 {shlex.join([sys.executable, *line])}"
 
 
 def command_line(command: str, options: Sequence[str]) -> list[str]:
     prompt = ["--prompt", QUESTION] if command == "generate" else []
     always = ["--model", FIXTURE, "--max-tokens", str(LENGTH), "--temp", "0"]
-    return [sys.executable, "-m", "mlx_lm", command, *always, *prompt, *options]
+    return ["-m", "mlx_lm", command, *always, *prompt, *options]
 
 
 def printed(command: str, options: Sequence[str], env: dict[str, str]) -> str:
@@ -41,7 +40,7 @@ def printed(command: str, options: Sequence[str], env: dict[str, str]) -> str:
     line, question = command_line(command, options), QUESTION.replace("\n", " ")
     # The second answer is the first one again, whatever the first one was.
     typed = f"{question}\n{question}\nq\n" if command == "chat" else ""
-    done = subprocess.run(line, env=os.environ | env, input=typed, capture_output=True, text=True, timeout=TIMEOUT)
+    done = run(line, env=env, typed=typed, timeout=TIMEOUT)
     if done.returncode:
         said = [text for text in done.stderr.splitlines() if text.strip()]
         broken(f"it ends with {done.returncode}: {said[-1] if said else 'nothing is said'}", shown(line))

@@ -7,23 +7,18 @@ systems it is a new process.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-# What every tree needs, five of the six seconds that its tests need to start.
-CONTEXT.set_forkserver_preload(["pytest", "transformers.models.auto.tokenization_auto"])
-# The libraries read these when they are imported. On Linux each compiled function would start a C++ compiler.
-SETTINGS = {"HF_HUB_OFFLINE": "1"} | ({"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {})
+from conformance.testing.programs import start
+
+# On Linux each compiled function would start a C++ compiler.
+SETTINGS = {"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {}
 OTHER_TREE = 99
-STARTING = threading.Lock()
 
 
 @dataclass
@@ -48,10 +43,7 @@ class FirstFailure:
 
 def in_tree(tree: Path, folder: Path, call: Callable[..., int], *arguments: Any, timeout: float | None = None) -> Done:
     """Call a function in a folder, on the mlx-lm of a tree. The function returns the exit status."""
-    # One run at a time: environment variables belong to the whole process.
-    with STARTING, patch.dict(os.environ, SETTINGS):
-        process = CONTEXT.Process(target=_child, args=(tree, folder, call, arguments))
-        process.start()
+    process = start(_child, tree, folder, call, arguments, **SETTINGS)
     process.join(timeout)
     if process.exitcode is None:
         process.kill()

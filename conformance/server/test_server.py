@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -32,6 +30,7 @@ from conformance.testing.faults.server import (
     store_a_token_too_many,
 )
 from conformance.testing.models.tiny import save
+from conformance.testing.programs import run
 from conformance.testing.server.clients import EDIT, GATE_OFF, SHORT, Reference
 from conformance.testing.server.process import CHAT, FAST, TEXT, Server, planted, serve
 from conformance.testing.server.traffic import Body, Request, send
@@ -125,8 +124,7 @@ def test_a_memory_that_cannot_be_used(tmp_path: Path) -> None:
         assert f"{file} is not used" in server.log
     assert file.read_bytes() == kept
     file.write_bytes(kept[:-9])
-    command = [sys.executable, "-m", "mlx_lm", "server", "--model", "nowhere/nothing", *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run(["-m", "mlx_lm", "server", "--model", "nowhere/nothing", *options])
     assert done.returncode == 2, done.stderr
     assert "--draft-memory" in done.stderr
     assert file.read_bytes() == kept[:-9]

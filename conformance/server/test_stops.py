@@ -26,8 +26,8 @@ from conformance.testing.server.process import FAST, TEXT, planted, serve
 
 def stop_soon(sig: signal.Signals, slow: Callable[[], None], folder: Path) -> None:
     """Stop a server while it loads a model, or in the middle of a long prompt."""
-    loads = "load" in slow.__name__
-    with serve("--prefill-step-size", "16", env=FAST | planted(slow, folder)) as server, ThreadPoolExecutor(1) as pool:
+    loads, options = "load" in slow.__name__, ("--prefill-step-size", "16")
+    with serve(*options, env=FAST | planted(slow, folder), cold=True) as server, ThreadPoolExecutor(1) as pool:
         if not loads:
             request = pool.submit(server.stream, {"prompt": "a b c " * 100, "max_tokens": 1, "seed": 1}, TEXT)
             while "progress: 32/" not in server.log:
@@ -54,7 +54,7 @@ def stop_a_batch(file: Path, env: dict[str, str]) -> None:
     """Stop a server with three signals. It tells the clients of its batch, saves its memory and ends."""
     options = ("--draft-type", "ngram-mod", "--draft-memory", str(file))
     body = {"messages": EDIT, **ENDLESS, "max_tokens": 20_000}
-    with serve(*options, env=FAST | env) as server, ThreadPoolExecutor(2) as pool:
+    with serve(*options, env=FAST | env, cold=True) as server, ThreadPoolExecutor(2) as pool:
         streams = [pool.submit(server.stream, body) for _ in range(2)]
         while server.log.count("progress") < 2:
             time.sleep(0.05)

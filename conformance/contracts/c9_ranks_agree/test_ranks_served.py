@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +19,9 @@ import pytest
 import requests
 
 from conformance import FIXTURE
-from conformance.testing.commands.launch import started
+from conformance.testing.commands.launch import ranks_of
 from conformance.testing.models.tiny import as_qwen2
+from conformance.testing.programs import run
 from conformance.testing.server.process import Client, free_ports, serve
 from conformance.testing.texts.prompts import PROMPTS
 
@@ -43,8 +43,8 @@ WAYS: list[dict[str, Any]] = [
 def serve_on_ranks(folder: Path, model: Path, *args: str) -> Iterator[Client]:
     """A server on two ranks. The first rank answers."""
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
-    with started(command, folder) as ranks:
+    arguments = ["-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
+    with ranks_of(arguments, folder) as ranks:
         client = Client(f"http://127.0.0.1:{port}", LIMIT)
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
@@ -110,13 +110,13 @@ def test_the_server(tmp_path: Path, how: str) -> None:
         assert client.healthy()
 
 
-def chat(command: list[str]) -> list[str]:
-    return [*command, "-m", "mlx_lm", "chat", "--model", str(FIXTURE), "--max-tokens", "32"]
+def chat(*options: str) -> list[str]:
+    return ["-m", "mlx_lm", "chat", "--model", str(FIXTURE), "--max-tokens", "32", *options]
 
 
 @cache
 def on_one_rank(queries: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(chat([sys.executable]), input=queries, capture_output=True, text=True, timeout=LIMIT)
+    return run(chat(), typed=queries, timeout=LIMIT)
 
 
 def said(printed: str) -> str:
@@ -132,12 +132,7 @@ def test_the_chat(tmp_path: Path, draft_type: str) -> None:
     queries = "".join(f"{query}\n" for query in [*TURNS, "q"])
     done = on_one_rank(queries)
     assert done.returncode == 0, done.stderr
-    command = [*chat([sys.executable]), "--draft-type", draft_type]
-    with started(command, tmp_path, stdin=subprocess.PIPE) as ranks:
-        for rank in ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(queries)
-            rank.stdin.flush()
+    with ranks_of(chat("--draft-type", draft_type), tmp_path, typed=queries) as ranks:
         assert [rank.wait(LIMIT) for rank in ranks] == [0, 0], (tmp_path / "0.err").read_text()[-2000:]
     printed = (tmp_path / "0.out").read_text()
     assert said(printed) == said(done.stdout)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from conformance import ROOT
+from conformance.testing.programs import Program, program
 from conformance.testing.server.process import free_ports
 
 
@@ -22,40 +20,31 @@ class Stuck(Exception):
 
 
 @contextmanager
-def started(
-    command: Sequence[str], folder: Path, n: int = 2, stdin: int | None = subprocess.DEVNULL
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run a command as n ranks, which write to RANK.out and RANK.err in a folder. All of them end with the context."""
+def ranks_of(arguments: Sequence[str], folder: Path, n: int = 2, typed: str = "") -> Iterator[list[Program]]:
+    """Start a program as n ranks, which write to RANK.out and RANK.err in a folder. They end with the context."""
     hosts = folder / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(n)]))
-    ranks: list[subprocess.Popen[str]] = []
-    with ExitStack() as stack:
-
-        def output(name: str) -> IO[str]:
-            return stack.enter_context((folder / name).open("w"))
-
-        try:
-            for rank in range(n):
-                env = os.environ | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts), "PYTHONUNBUFFERED": "1"}
-                out, err = output(f"{rank}.out"), output(f"{rank}.err")
-                ranks.append(
-                    subprocess.Popen(command, cwd=ROOT, env=env, stdin=stdin, stdout=out, stderr=err, text=True)
-                )
-            yield ranks
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+    ranks: list[Program] = []
+    try:
+        for rank in range(n):
+            env = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts), "PYTHONUNBUFFERED": "1"}
+            out, err = folder / f"{rank}.out", folder / f"{rank}.err"
+            ranks.append(program(arguments, out, err=err, typed=typed, env=env, cwd=ROOT))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
 
 
-def run(command: Sequence[str], folder: Path, limit: float, n: int = 2) -> list[str]:
-    """Run a command as n ranks, and return what each prints.
+def run(arguments: Sequence[str], folder: Path, limit: float, n: int = 2) -> list[str]:
+    """Run a program as n ranks, and return what each prints.
 
     Raises:
         RuntimeError: if a rank fails.
         Stuck: if the ranks take longer than the limit, in seconds.
     """
-    with started(command, folder, n) as ranks:
+    with ranks_of(arguments, folder, n) as ranks:
         end = time.monotonic() + limit
         while any(process.poll() is None for process in ranks) and time.monotonic() < end:
             if any(process.poll() for process in ranks):
@@ -83,5 +72,5 @@ print(pickle.dumps(function(*args)).hex())
 
 def call(folder: Path, limit: float, function: Callable[..., Any], *args: Any) -> list[Any]:
     """What a function of a module returns on each of two ranks."""
-    printed = run([sys.executable, "-c", CALL, pickle.dumps((function, args)).hex()], folder, limit)
+    printed = run(["-c", CALL, pickle.dumps((function, args)).hex()], folder, limit)
     return [pickle.loads(bytes.fromhex(out.splitlines()[-1])) for out in printed]

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import Any
 import requests
 
 from conformance import FIXTURE, ROOT
+from conformance.testing.programs import Program, program
 
 CHAT = "/v1/chat/completions"
 # Each compiled function would start a C++ compiler.
@@ -98,7 +98,7 @@ def read_stream(response: requests.Response) -> Stream:
 class Server(Client):
     """A client of a server that runs in its own process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(self, process: Program, port: int, log: Path) -> None:
         super().__init__(f"http://127.0.0.1:{port}")
         self.process = process
         self.has_ended = False
@@ -159,27 +159,22 @@ def free_ports(n: int) -> list[int]:
 
 
 @contextmanager
-def serve(*args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = None) -> Iterator[Server]:
+def serve(
+    *args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = None, cold: bool = False
+) -> Iterator[Server]:
     """Start a server, and yield it once it is healthy.
 
     Args:
         args: options of mlx_lm.server.
         model: the model to load.
         env: environment variables, added to those of this process.
+        cold: whether it starts in a new process, not in a fork.
     """
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
+    command = ["-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
-                # Background processes of a shell ignore Ctrl-C, and their children inherit that.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            )
+        process = program(command, log, env=env, cold=cold)
         server = Server(process, port, log)
         try:
             server.wait_until_healthy()
