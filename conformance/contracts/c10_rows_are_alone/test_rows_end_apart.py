@@ -33,12 +33,12 @@ NAMES = [*batched(), "phi3small"]
 
 
 def rows_are_alone(name: str) -> bool:
-    """Bit for bit if blocks and plain batches are, and else within their noise."""
+    """Bit for bit if single steps and plain batches are what blocks are, and else within their noise."""
     model = build(name)
-    right = [alone(model, text, [1] * LENGTH) for text in TEXTS]
+    right = [alone(model, text, [BLOCK] * len(KEPT)) for text in TEXTS]
 
     def noises() -> Iterator[float]:
-        yield apart([alone(model, text, [BLOCK] * len(KEPT)) for text in TEXTS], right)
+        yield apart([alone(model, text, [1] * LENGTH) for text in TEXTS], right)
         layers = prompted(model, [text[:PROMPT] for text in TEXTS])
         yield apart(in_step(model, layers, [text[PROMPT:] for text in TEXTS], [1] * LENGTH), right)
 

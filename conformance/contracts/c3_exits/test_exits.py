@@ -121,7 +121,9 @@ def complaints(family: str, way: Way, n: int, name: str = "", n_draft: int = K) 
         checks["accepted"] = run.stats.accepted == sum(flags)
         checks["forwards"] = 0 <= run.stats.forwards - (n - sum(flags) + 1) <= (family in RESTORED)
     yield from (check for check, holds in checks.items() if not holds)
-    wrong = [complaint for half in run.halves(n) for complaint in half.complaints()]
+    wrong = list(run.drafters_complaints(n)) if name else []
+    if shape(run.layers[: run.n_layers]) != shape(right(family)[1][n - 1]):
+        wrong.append("target's lengths")
     yield from wrong
     if not wrong:
         again, expected = run.second_turn(n), second_turn(family, n)

@@ -41,7 +41,7 @@ from conformance.testing.caches.reference import Block, Grouped, Recurrent, Refe
 
 COMMON: dict[str, Any] = {"stateful_step_count": 25, "deadline": None, "database": None, "report_multiple_bugs": False}
 # Shrinking a failing program takes minutes, so only the full profile does it.
-settings.register_profile("quick", max_examples=40, derandomize=True, phases=[Phase.generate], **COMMON)
+settings.register_profile("quick", max_examples=25, derandomize=True, phases=[Phase.generate], **COMMON)
 settings.register_profile("full", max_examples=2000, suppress_health_check=list(HealthCheck), **COMMON)
 PROFILE = settings.get_profile(os.environ.get("CONFORMANCE_PROFILE", "quick"))
 
