@@ -66,7 +66,7 @@ class Run:
         command += [f"--adapter={name}" for name in self.adapters]
         if coverage:
             command[2:3] = ["coverage", "run", f"--rcfile={self._configured()}", "-m", "pytest"]
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **self.env}
+        env = os.environ | {"HF_HUB_OFFLINE": "1", **self.env}
         # On Linux each compiled function starts a C++ compiler.
         env |= {"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
