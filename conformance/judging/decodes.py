@@ -12,7 +12,7 @@ from mlx_lm.generate import generate_step
 from conformance.adapters import CONTRARY, Adapters, Drafts
 from conformance.judging.ask import REFUSAL, broken, first_line, not_offered, not_shown, refused
 from conformance.judging.models import Family, model_of, prompt_of
-from conformance.testing.decode.recorder import gap
+from conformance.testing.decode.recorder import gaps
 
 N = 18
 # Logits in fp32 of models of two layers: more than blocks and single tokens are apart, and far less than a fault makes.
@@ -75,8 +75,9 @@ class Decode:
         if a != b:
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             broken(f"tokens {a[: at + 1][-4:]} instead of {b[: at + 1][-4:]}, at token {at}")
-        for i, (step, one) in enumerate(zip(got, right, strict=True)):
-            if step[1] is not None and (off := gap([step[1]], [one[1]])) > near(self.family):
+        told = [i for i, step in enumerate(got) if step[1] is not None]
+        for i, off in zip(told, gaps([got[i][1] for i in told], [right[i][1] for i in told]), strict=True):
+            if off > near(self.family):
                 broken(f"the log probabilities of token {i} are off by {off:.2g}")
 
     def check_drafted(self, got: list[tuple[int, Any, bool]]) -> None:

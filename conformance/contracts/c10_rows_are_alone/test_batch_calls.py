@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.draft.batch import DraftedBatch
 from mlx_lm.draft.draws import BlockDraws
 from mlx_lm.draft.guard import Guard
-from mlx_lm.generate import BatchGenerator, GenerationBatch, prompt_lookup_generate_step
+from mlx_lm.generate import BatchGenerator, GenerationBatch, generation_stream, prompt_lookup_generate_step
 from mlx_lm.sample_utils import greedy_sampler
 
 from conformance.testing.decode.batches import FREE, Broken, Partly, Request, answers, breaking
@@ -100,6 +100,8 @@ def held(decode: Callable[[], list[mx.array]]) -> float:
     """The bytes that are freed with the log probabilities of an answer, by their own bytes."""
     rows = decode()
     mx.eval(rows)
+    # A step that was computed ahead may still be under way.
+    mx.synchronize(generation_stream)
     gc.collect()
     before, own = mx.get_active_memory(), sum(row.nbytes for row in rows)
     rows.clear()
