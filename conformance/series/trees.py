@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.testing.programs import start
+from conformance.testing.programs import exit_code, start
 
 # On Linux each compiled function would start a C++ compiler.
 SETTINGS = {"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {}
@@ -44,13 +44,13 @@ class FirstFailure:
 def in_tree(tree: Path, folder: Path, call: Callable[..., int], *arguments: Any, timeout: float | None = None) -> Done:
     """Call a function in a folder, on the mlx-lm of a tree. The function returns the exit status."""
     process = start(_child, tree, folder, call, arguments, **SETTINGS)
-    process.join(timeout)
-    if process.exitcode is None:
+    code = exit_code(process, timeout)
+    if code is None:
         process.kill()
-        process.join()
-    assert process.exitcode is not None
-    assert process.exitcode != OTHER_TREE, "it ran on another mlx-lm"
-    return Done(process.exitcode, (folder / "output.txt").read_text(errors="replace"))
+        code = exit_code(process)
+    assert code is not None
+    assert code != OTHER_TREE, "it ran on another mlx-lm"
+    return Done(code, (folder / "output.txt").read_text(errors="replace"))
 
 
 def _child(tree: Path, folder: Path, call: Callable[..., int], arguments: tuple[Any, ...]) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 from unittest.mock import patch
@@ -24,7 +25,7 @@ from unittest.mock import patch
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 # What a program needs before mlx-lm, most of the time that it needs to start, and what the tests of a tree need.
 CONTEXT.set_forkserver_preload(["pytest", "transformers.models.auto.tokenization_auto"])
-STARTING = threading.Lock()
+LOCK = threading.Lock()
 # coverage.py sets it where it follows new processes. It does not follow forks.
 FOLLOWED = "COVERAGE_PROCESS_CONFIG"
 
@@ -33,9 +34,18 @@ def start(function: Callable[..., object], *arguments: Any, **settings: str) -> 
     """A process of CONTEXT that calls a function, with more environment variables."""
     process = CONTEXT.Process(target=function, args=arguments)
     # One at a time: environment variables belong to the whole process. The first import reads that the hub is offline.
-    with STARTING, patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"} | settings):
+    with LOCK, patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"} | settings):
         process.start()
     return process
+
+
+def exit_code(process: Any, timeout: float | None = None) -> int | None:
+    """The exit status of such a process, or None if it does not end in time."""
+    connection.wait([process.sentinel], timeout)
+    # The status can be read once. Starting a process reads that of all others too.
+    with LOCK:
+        code: int | None = process.exitcode
+    return code
 
 
 class Program(Protocol):
@@ -61,20 +71,19 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        code: int | None = self._process.exitcode
-        return code
+        return self.poll()
 
     def poll(self) -> int | None:
-        return self.returncode
+        return exit_code(self._process, 0)
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self.returncode is None:
+        code = exit_code(self._process, timeout)
+        if code is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
-        return self.returncode
+        return code
 
     def send_signal(self, sig: int) -> None:
-        if self.returncode is None:
+        if self.poll() is None:
             os.kill(self._process.pid, sig)
 
     def kill(self) -> None:

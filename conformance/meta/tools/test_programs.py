@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,12 @@ def test_one_that_is_killed(tmp_path: Path, cold: bool) -> None:
     sleeping.send_signal(signal.SIGTERM)
     assert sleeping.wait(60) == -signal.SIGTERM
     sleeping.kill()
+
+
+def test_many_at_once_keep_their_statuses() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda n: run(["-c", f"import sys; sys.exit({n})"]), range(40)))
+    assert [each.returncode for each in done] == list(range(40))
 
 
 @pytest.mark.skipif(sys.platform != "linux" or FOLLOWED in os.environ, reason="all are cold")
