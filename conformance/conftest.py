@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(os, "SCHED_BATCH") and not config.getoption("benchmark_enable", False):
         # mlx wakes a thread for each operation. So it does not interrupt the one that goes on to the next operation.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     flavour = "patched" if find_spec("mlx_lm.draft") else "stock"
     release = mlx_lm.__version__.split("+")[0]
     expected = nearest(release, flavour)
