@@ -43,7 +43,8 @@ class Oracle:
         return (token + (place % self.wrong == 0)) % VOCAB
 
 
-def held(cache: list[Any]) -> tuple[list[int], list[float]]:
-    """The tokens that a head's cache holds, and the digests of their hidden states."""
-    keys, values = (x[0, 0, :, 0] for x in cache[-1].keys_and_values())
+def held(headed: Any, cache: list[Any]) -> tuple[list[int], list[float]]:
+    """The tokens that a head is shown for its next draft, and the digests of their hidden states."""
+    headed.draft(mx.array([[0]]), cache, 1)
+    keys, values = (x[0, 0, :, 0] for x in cache[-1][1].keys_and_values())
     return keys.astype(mx.int32).tolist(), values.tolist()

@@ -11,7 +11,6 @@ import pytest
 from mlx_lm.draft import BlockCosts, DraftOptions, DraftStats, EditStrategy, HeadDraftStrategy, HeadedModel
 from mlx_lm.draft import head as product
 from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
-from mlx_lm.models.cache import ArraysCache
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.heads.oracle import VOCAB, Oracle, held
@@ -92,7 +91,7 @@ def kept(family: str, n: int, stop: int | None) -> tuple[list[int], tuple[list[i
     )
     tokens = [next(steps)[0] for _ in range(stop or n)]
     steps.close()
-    return PROMPT + tokens, held(caches)
+    return PROMPT + tokens, held(headed, caches)
 
 
 @cache
@@ -101,7 +100,7 @@ def digests(family: str) -> list[float]:
     headed = headed_model(family)
     caches = caches_of(family, headed)
     list(generate_step(mx.array(PROMPT), headed, max_tokens=N, prompt_cache=caches, prefill_step_size=8))
-    return held(caches)[1]
+    return held(headed, caches)[1]
 
 
 def check_what_is_held(family: str) -> None:
@@ -136,7 +135,7 @@ def rows(family: str, drafted: bool) -> list[list[int]]:
             assert response.error is None
             found[response.uid].append(response.token)
             if response.finish_reason and drafted:
-                tokens, _ = held(response.prompt_cache)
+                tokens, _ = held(headed, response.prompt_cache)
                 assert tokens == list(response.all_tokens)
     batch.close()
     if drafted:
@@ -203,9 +202,13 @@ def keep_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "trim_prompt_cache", lambda *_: 0)
 
 
-def keep_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_last = ArraysCache.keep_last
-    monkeypatch.setattr(ArraysCache, "keep_last", lambda self, i, x, n: keep_last(self, i, x[:, :-1], n))
+def show_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_of = product._rows
+    monkeypatch.setattr(product, "_rows", lambda kept, starts, n: rows_of(kept, [max(s - 1, 0) for s in starts], n))
+
+
+def show_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeadedModel, "_catch_up", lambda *_: None)
 
 
 def show_the_state_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +218,8 @@ def show_the_state_after(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "drafts stay in the head's cache": keep_drafts,
-    "the hidden state of another token": keep_another_row,
+    "the tokens before those that it has not seen": show_another_row,
+    "what it has not seen": show_no_rows,
     "hidden states a token late": show_the_state_after,
 }
 
