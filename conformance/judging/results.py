@@ -45,6 +45,7 @@ ASKED = {
     "server.test_seeds": ("C4 server seeds", True),
     "server.test_a_penalty_on_a_cached_prompt": ("C5 server processors", True),
     "server.test_clients_at_once": ("C10 server clients", True),
+    "server.test_clients_of_a_recurrent_model": ("C10 server clients", True),
 }
 
 

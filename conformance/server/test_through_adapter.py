@@ -29,6 +29,8 @@ from conformance.testing.server.process import TEXT, Server, ServerFailed, serve
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # The models, and the classes of their caches.
 MODELS = {"fixture": ("llama", "KVCache"), "gemma3_text": ("RotatingKVCache",), "qwen3_next": ("ArraysCache",)}
+# Models whose layers take no mask.
+RECURRENT = ("mamba", "rwkv7", "jamba", "recurrent_gemma")
 # After which lengths of the first answer the second request goes on.
 LENGTHS = (5, 6, 7, 12)
 NEXT = 10
@@ -146,11 +148,32 @@ def test_a_penalty_on_a_cached_prompt(served: Served, adapter: Adapters) -> None
         broken(f"{text!r} instead of {right!r}, with a penalty on a prompt that was cached", f"prompt: {prompt!r}")
 
 
-@pytest.mark.contract("C10")
-def test_clients_at_once(served: Served, adapter: Adapters) -> None:
-    """Three clients, whose answers are long enough that they are in one batch: each gets what it gets alone."""
-    wanted = [(served.prompt(23), 96), (served.prompt(24)[5:], 40), (served.prompt(25), 72)]
+def check_clients(served: Served, wanted: list[tuple[str, int]]) -> None:
+    """Clients whose answers are long enough that they are in one batch: each gets what it gets alone."""
     with ThreadPoolExecutor(len(wanted)) as clients:
         texts = list(clients.map(lambda one: served.ask(*one), wanted))
     for (prompt, n), text in zip(wanted, texts, strict=True):
         served.check(prompt, n, "with other clients at once", text)
+
+
+@pytest.mark.contract("C10")
+def test_clients_at_once(served: Served, adapter: Adapters) -> None:
+    check_clients(served, [(served.prompt(23), 96), (served.prompt(24)[5:], 40), (served.prompt(25), 72)])
+
+
+@pytest.mark.contract("C10")
+@pytest.mark.parametrize("model", RECURRENT)
+def test_clients_of_a_recurrent_model(
+    model: str, adapter: Adapters, about: Callable[..., None], tmp_path: Path
+) -> None:
+    about(model, "ArraysCache")
+    if find_spec(f"mlx_lm.models.{model}") is None:
+        not_offered(f"the tree has no mlx_lm.models.{model}")
+    path = str(save(model, tmp_path))
+    with serve(model=path) as server:
+        served = Served(model, path, server)
+        prompts = [served.prompt(n)[: 3 * n] for n in range(1, 13)]
+        # Some have a part of their prompt in the cache, which others then go on from.
+        for prompt in prompts[::4]:
+            served.check(prompt[:6], 4, "alone")
+        check_clients(served, [(prompt, 24) for prompt in prompts])

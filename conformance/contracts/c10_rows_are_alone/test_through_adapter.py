@@ -18,16 +18,14 @@ from conformance.testing.decode.recorder import gap
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # The lengths of the prompts of three rows, and of their answers: each row leaves the batch at another step.
 PROMPTS, LENGTHS = (21, 9, 14), (6, 18, 11)
-# This model takes padding for tokens, so its rows begin together.
-UNPADDED = ("mamba",)
 # BatchGenerator makes the caches itself, and those of the last two cannot be merged.
 WITHOUT = ("llama, quantized", "llama, max_kv_size", "llama4", "deepseek_v41")
 Steps = list[tuple[int, mx.array]]
 
 
-def prompts(family: Family) -> list[list[int]]:
+def prompts() -> list[list[int]]:
     longest = prompt_of(30)
-    return [longest[i : i + (14 if family.model in UNPADDED else n)] for i, n in enumerate(PROMPTS)]
+    return [longest[i : i + n] for i, n in enumerate(PROMPTS)]
 
 
 def alone(family: Family, prompt: list[int], n: int, processors: list[Any]) -> Steps:
@@ -43,7 +41,7 @@ def together(family: Family, late: int, **options: Any) -> list[Steps]:
     def insert(*rows: int) -> None:
         chosen = {name: [value[i] for i in rows] for name, value in options.items()}
         try:
-            uids = generator.insert([prompts(family)[i] for i in rows], max_tokens=[LENGTHS[i] for i in rows], **chosen)
+            uids = generator.insert([prompts()[i] for i in rows], max_tokens=[LENGTHS[i] for i in rows], **chosen)
         except TypeError as error:
             not_offered(f"BatchGenerator.insert takes no {', '.join(chosen)}: {error}")
         found.update((uid, []) for uid in uids)
@@ -60,7 +58,7 @@ def together(family: Family, late: int, **options: Any) -> list[Steps]:
 def compare(family: Family, late: int = 0, processors: list[list[Any]] | None = None) -> None:
     options = {} if processors is None else {"logits_processors": processors}
     got = together(family, late, **options)
-    for i, (steps, prompt, n) in enumerate(zip(got, prompts(family), LENGTHS, strict=True)):
+    for i, (steps, prompt, n) in enumerate(zip(got, prompts(), LENGTHS, strict=True)):
         right = alone(family, prompt, n, processors[i] if processors else [])
         a, b = tokens_of(steps), tokens_of(right)
         if a != b:

@@ -52,9 +52,6 @@ class Row:
 ROWS = (Row(21, 1.0, 20), Row(3, 0.5, 16), Row(9, 0.0, 8), Row(14, None, 8))
 # Upstream model faults, with and without drafts. This model computes a wrong block once its window is full:
 SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None, 6))}
-# These treat padding as tokens. A batch of several lengths differs from its rows alone, with and without drafts alike.
-PADDED = {"baichuan_m1", "bailing_moe_linear", "jamba", "longcat_flash_ngram"}
-PADDED |= {"internlm2", "internlm3", "mamba", "recurrent_gemma", "rwkv7"}
 # In 0.32.1, models in which a row that joins others differs from the row alone.
 NOT_JOINED = {"mamba2", "falcon_h1"} if mlx_lm.__version__.startswith("0.32.1") else set[str]()
 # The rounding of float32 logits in attention with padding, which adds in another order.
@@ -82,20 +79,10 @@ def complaints(name: str) -> list[str]:
     def together() -> list[Answer]:
         return serve(name, model, rights, drafted=False)
 
-    found = []
-    if name in PADDED:
-        pairs = zip(together(), rights, strict=True)
-        # The tokens may be the same by chance.
-        if all(one.tokens == right.tokens and gap(one.rows, right.rows) < ROUNDING for one, right in pairs):
-            found.append("a batch without drafts")
-        rights = [
-            Recording(one.tokens, one.rows, next_turn(model, one.last.prompt_cache, row.task.after))
-            for row, one in zip(rows, together(), strict=True)
-        ]
-
     def noise(i: int) -> float:
         return gap(together()[i].rows, rights[i].rows)
 
+    found: list[str] = []
     drafted = serve(name, model, rights, drafted=True)
     for i, (row, right, got) in enumerate(zip(rows, rights, drafted, strict=True)):
         found += [f"{what} of {row}" for what in complaints_of(model, row, right, got, partial(noise, i))]

@@ -32,7 +32,7 @@ from conformance.testing.decode.recorder import gap
 from conformance.testing.models.families import model_of
 
 # Growing caches, sliding windows, gated delta, state space, and lists of caches, with and without a recurrent one.
-FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "deepseek_v32"]
+FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "recurrent_gemma", "deepseek_v32"]
 # A program of a whole model takes longer than one of a cache.
 PROGRAMS = PROFILE if PROFILE.max_examples > 100 else settings(parent=PROFILE, max_examples=8)
 ROWS, LONGEST = 4, 14
