@@ -5,10 +5,12 @@ The prompt is longer than the windows and chunks of the tiny configurations, and
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from mlx_lm.draft import DraftStats
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, _BaseCache
 from mlx_lm.models.deepseek_v41 import LayerCache
 
 from conformance.testing.decode.recorder import Task, gap, plain
@@ -21,25 +23,26 @@ from conformance.testing.models.architectures import build, runnable
 VOCAB = 64
 PROMPTS = {"short": [5, 9, 3], "past the window": [(7 * i + 3) % VOCAB for i in range(21)]}
 TOKENS = 18
-# A fault of the model file itself, which shows once the window is full. conformance/expectations names it.
-BEFORE_THE_WINDOW = {"plamo3": 12}
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # Models with a cache that cannot drop the end of a block. It is restored, and accepted tokens are fed again.
 RESTORED = {"deepseek_v41"}
+# The models whose blocks are not row-identical on a CPU: docs/contracts.md says why.
+ROUNDING = {"deepseek_v32", "deepseek_v41", "glm_moe_dsa"}
 
 
 def complaints(name: str, where: str) -> list[str]:
     """The differences between a drafted and a plain decode. Empty if it is right."""
     model, prompt = build(name), PROMPTS[where]
-    n = BEFORE_THE_WINDOW.get(name, TOKENS) if where == "short" else TOKENS
-    task = Task(tuple(prompt), n)
+    task = Task(tuple(prompt), TOKENS)
     right = plain(model, task)
     drafter, stats = Scripted(prompt + right.tokens, VOCAB), DraftStats()
     got = scripted(model, task, drafter, stats)
 
     def near(distance: float, n_noises: int) -> bool:
         # Measuring the noise takes as long as the rest, so it is done only for a model that has some.
-        return distance == 0 or any(distance <= n_noises * one for one in noises(model, task, right))
+        is_exact = mx.default_device() == mx.cpu and name not in ROUNDING
+        bounds = () if is_exact else noises(model, task, right)
+        return distance == 0 or any(distance <= n_noises * one for one in bounds)
 
     checks = {
         "tokens": got.tokens == right.tokens,
@@ -48,7 +51,7 @@ def complaints(name: str, where: str) -> list[str]:
         "cache": near(gap(got.after, right.after), 128),
         "depths": set(range(DRAFT)) <= set(drafter.depths),
         # One pass for the last token of the prompt, one for each cycle, and one at the end after a restore.
-        "forwards": stats.forwards <= n + 1 - stats.accepted + (name in RESTORED),
+        "forwards": stats.forwards <= TOKENS + 1 - stats.accepted + (name in RESTORED),
     }
     return [check for check, holds in checks.items() if not holds]
 
@@ -69,8 +72,13 @@ def trim_to_a_late_conv_state(cache: ArraysCache, n: int) -> int:
     return n
 
 
+def forget_the_order(cache: RotatingKVCache) -> Any:
+    return _BaseCache.snap(cache)
+
+
 @pytest.mark.planted
 @planted(
+    ("gemma4_text", RotatingKVCache, "snap", forget_the_order),
     ("llama", KVCache, "trim", trim_one_short),
     ("gemma3_text", RotatingKVCache, "trim", trim_to_the_wrong_place),
     ("mamba", ArraysCache, "trim", keep_the_state),

@@ -126,7 +126,7 @@ def feed(cache: Any, block: Block) -> tuple[Any, list[Block]]:
 
 def metadata(cache: Any) -> dict[str, Any]:
     """All attributes of a cache except its buffers. Feeding shows the content of those."""
-    hidden = {"keys", "values", "_snapshots", "_armed", "_blocks"}
+    hidden = {"keys", "values", "_snapshots", "_armed", "_blocks", "_is_armed", "_block"}
     seen = {name: as_lists(value) for name, value in vars(cache).items() if name not in hidden}
     seen |= {"empty": cache.empty(), "trimmable": cache.is_trimmable()}
     if not isinstance(cache, LayerCache):

@@ -222,9 +222,16 @@ class CacheMachine(RuleBasedStateMachine):
         answers: list[Any] = [metadata(cache) for cache in leaves(world.caches)]
         batch = len(world.references[0].tokens)
         # A rotating cache does not accept single tokens while prompts are padded.
-        for length in (2, 5) if self.pending else (1, 4):
+        for length, drafted in ((2, False), (5, False)) if self.pending else ((1, False), (4, False), (4, True)):
             block = [[10**6 + 10 * i + t for t in range(length)] for i in range(batch)]
-            answers.append(self.feed(copy.deepcopy(world), block))
+            copies = copy.deepcopy(world)
+            for cache in leaves(copies.caches):
+                if isinstance(cache, RotatingKVCache):
+                    # A window of its own forgets a snapshot.
+                    cache.state = cache.state
+            if drafted:
+                snapshot_prompt_cache(copies.caches)
+            answers.append(self.feed(copies, block))
         return str(answers)
 
     def draft(self) -> None:
@@ -352,6 +359,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         assert trim_prompt_cache(self.world.caches, n) == n
         self.drop(n)
+        snapshot_prompt_cache(spared.caches)
         self.feed(spared, [tokens[:kept] for tokens in block])
         assert self.probe() == self.probe(spared)
 
@@ -402,7 +410,10 @@ class CacheMachine(RuleBasedStateMachine):
             reference.drop(n)
         for cache, rows in self.world.rows():
             self.world.cut(cache, rows)
-        self.world.droppable = 0 if self.recurrent else max(0, self.world.droppable - n)
+        # A window that is trimmed by nothing keeps no more of the last block, as after the last block of an answer.
+        has_window = any(isinstance(cache, RotatingKVCache) for cache in leaves(self.world.caches))
+        forgets = self.recurrent or (has_window and n == 0)
+        self.world.droppable = 0 if forgets else max(0, self.world.droppable - n)
         self.probe()
 
     @rule(n=st.sampled_from([-1, 10**6]))

@@ -222,6 +222,9 @@ def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Itera
     lengths = chain(split, repeat(1))
     while done < len(fed):
         block = fed[done : done + next(lengths)]
+        for layer in cache if len(block) > 1 else ():
+            # As before each draft: windows then keep the order of single steps.
+            getattr(layer, "snap", list)()
         logits = model(mx.array([block]), cache=cache)[0]
         rows += list(log_probabilities(logits))
         mx.eval(rows[done:])
