@@ -12,7 +12,6 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import BatchKVCache
 
 from conformance.testing.decode.batch_checks import (
-    NOT_JOINED,
     check_alone,
     check_draws,
     check_ends,
@@ -36,8 +35,6 @@ def test_rows_are_alone(name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_programs(family: str) -> None:
-    if family in NOT_JOINED:
-        pytest.skip("in this release rows that join others are not what they are alone, without drafts either")
     run_programs(family)
 
 

@@ -8,7 +8,6 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-import mlx_lm
 from mlx_lm.generate import BatchGenerator
 
 from conformance.testing.decode.batches import (
@@ -52,8 +51,6 @@ class Row:
 ROWS = (Row(21, 1.0, 20), Row(3, 0.5, 16), Row(9, 0.0, 8), Row(14, None, 8))
 # Upstream model faults, with and without drafts. This model computes a wrong block once its window is full:
 SHORT = {"plamo3": (Row(5, 1.0, 9), Row(3, 0.5, 9), Row(2, 0.0, 6), Row(1, None, 6))}
-# In 0.32.1, models in which a row that joins others differs from the row alone.
-NOT_JOINED = {"mamba2", "falcon_h1"} if mlx_lm.__version__.startswith("0.32.1") else set[str]()
 # The rounding of float32 logits in attention with padding, which adds in another order.
 ROUNDING = 1e-5
 
