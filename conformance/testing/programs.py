@@ -52,6 +52,9 @@ class Program(Protocol):
     """What the tests use of subprocess.Popen."""
 
     @property
+    def pid(self) -> int: ...
+
+    @property
     def returncode(self) -> int | None: ...
 
     def poll(self) -> int | None: ...
@@ -68,6 +71,11 @@ class Forked:
 
     def __init__(self, *what: Any) -> None:
         self._process = start(_run, *what)
+
+    @property
+    def pid(self) -> int:
+        number: int = self._process.pid
+        return number
 
     @property
     def returncode(self) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import server
 from mlx_lm.draft import options
+from mlx_lm.draft.model import vocab_size_of
 from mlx_lm.draft.ngram_mod import NgramModStrategy
 from mlx_lm.draft.options import DraftOptions
 from mlx_lm.models import llama
@@ -111,6 +112,18 @@ def act_as_seed_zero() -> None:
     """Every seed acts as 0."""
     seed = mx.random.seed
     mx.random.seed = lambda _: seed(0)
+
+
+def ask_the_model_elsewhere() -> None:
+    """The thread of a request with a prediction asks the model for the size of its vocabulary."""
+    generate = server.ResponseGenerator.generate
+
+    def ask_and_generate(self: Any, request: Any, args: Any, *more: Any) -> Any:
+        if args.prediction is not None:
+            vocab_size_of(self.model_provider.model)
+        return generate(self, request, args, *more)
+
+    server.ResponseGenerator.generate = ask_and_generate
 
 
 def answer_with_all_models() -> None:
