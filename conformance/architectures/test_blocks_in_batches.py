@@ -77,7 +77,7 @@ def test_blocks_in_bfloat16(name: str) -> None:
 
 # Another form for blocks that have a mask.
 chunk_what_has_a_mask = mutant(
-    mamba2.ssm_update, "1 < seq_len <= SHORT_BLOCK and", "1 < seq_len <= SHORT_BLOCK and mask is None and"
+    mamba2.ssm_update, "1 < seq_len <= SHORT_BLOCK:", "1 < seq_len <= SHORT_BLOCK and mask is None:"
 )
 chunk_padded_attention = mutant(
     bailing_hybrid.recurrent_gla, "if L <= SHORT_BLOCK:", "if L <= SHORT_BLOCK and mask is None:"
