@@ -69,7 +69,7 @@ INTERFACES = {
         OF_THE_LOOP
         | {
             "can_trim_prompt_cache": "may_drop",
-            "trim_prompt_cache": "drop_tokens",
+            "trim_prompt_cache": "shorten_caches",
             "snapshot_prompt_cache": "mark_caches",
             "restore_prompt_cache": "rewind_caches",
             "draft-type": "guess-with",

@@ -38,9 +38,9 @@ def test_drafting_is_exact(check: str, fixture: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_planted_fault_is_found(check: str, fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A rejected token stays in the cache."""
-    alone, together = verify.trim_prompt_cache, drafts.trim_prompt_cache
-    monkeypatch.setattr(verify, "trim_prompt_cache", lambda cache, n: alone(cache, max(n - 1, 0)))
-    monkeypatch.setattr(drafts, "trim_prompt_cache", lambda cache, ns: together(cache, [max(n - 1, 0) for n in ns]))
+    alone, together = verify.drop_tokens, drafts.drop_tokens
+    monkeypatch.setattr(verify, "drop_tokens", lambda cache, n: alone(cache, max(n - 1, 0)))
+    monkeypatch.setattr(drafts, "drop_tokens", lambda cache, ns: together(cache, [max(n - 1, 0) for n in ns]))
     assert CHECKS[check](*fixture) != []
 
 

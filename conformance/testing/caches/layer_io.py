@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
+from mlx_lm.models import cache as product
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -97,9 +98,8 @@ def feed_state(cache: ArraysCache, block: Block) -> tuple[Any, list[Block]]:
         states = [fold(tokens, state) for state, tokens in zip(states, fed, strict=True)]
         after.append((tails, states))
     # One entry is used as by a convolution, the other as by a recurrent state.
-    inputs = mx.array(block)
-    cache.update(0, mx.array(tails), length, lambda n: mx.array(after[n - 1][0]), inputs)
-    cache.update(1, mx.array(states), length, lambda n: mx.array(after[n - 1][1]), inputs)
+    product.set_state(cache, 0, mx.array(tails), length, lambda n: mx.array(after[n - 1][0]))
+    product.set_state(cache, 1, mx.array(states), length, lambda n: mx.array(after[n - 1][1]))
     cache.advance(length)
     return after, []
 
@@ -126,14 +126,14 @@ def feed(cache: Any, block: Block) -> tuple[Any, list[Block]]:
 
 def metadata(cache: Any) -> dict[str, Any]:
     """All attributes of a cache except its buffers. Feeding shows the content of those."""
-    hidden = {"keys", "values", "_snapshots", "_armed", "_blocks", "_is_armed", "_block"}
+    hidden = {"keys", "values", "_cuts", "_n_cuts", "_kept", "_front", "_blocks", "_set", "_is_armed", "_block"}
     seen = {name: as_lists(value) for name, value in vars(cache).items() if name not in hidden}
     seen |= {"empty": cache.empty(), "trimmable": cache.is_trimmable()}
     if not isinstance(cache, LayerCache):
         seen["size"] = cache.size()
     if not isinstance(cache, ArraysCache):
         # A snapshot leaves out what a cache keeps of the last block for a rollback.
-        seen["can trim"] = [cache.can_trim(n) for n in range(LONGEST + 2)]
+        seen["can trim"] = [product.can_trim_prompt_cache([cache], n) for n in range(LONGEST + 2)]
     return seen
 
 

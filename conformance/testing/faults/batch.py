@@ -29,14 +29,14 @@ STOOD_STILL = "a stream stood still for passes, steps of prompts:"
 
 
 def keep_a_rejected_token() -> None:
-    alone, together = verify.trim_prompt_cache, drafts.trim_prompt_cache
-    verify.trim_prompt_cache = lambda cache, n: alone(cache, max(n - 1, 0))
-    drafts.trim_prompt_cache = lambda cache, n: together(cache, [max(each - 1, 0) for each in n])
+    alone, together = verify.drop_tokens, drafts.drop_tokens
+    verify.drop_tokens = lambda cache, n: alone(cache, max(n - 1, 0))
+    drafts.drop_tokens = lambda cache, n: together(cache, [max(each - 1, 0) for each in n])
 
 
 def leave_the_last_block() -> None:
     """Drafted tokens after the last token of an answer stay in the cache."""
-    trim, end = drafts.trim_prompt_cache, "verifier.accept({})\n            verifier.close()"
+    trim, end = drafts.drop_tokens, "verifier.accept({})\n            verifier.close()"
 
     def trim_what_goes_on(cache: Any, n: list[int]) -> None:
         rows = sys._getframe(1).f_locals["self"]._known
@@ -46,7 +46,7 @@ def leave_the_last_block() -> None:
     GENERATE.draft_generate_step = mutant(
         GENERATE.draft_generate_step, end.format("n_accepted"), end.format("verifier._n_draft")
     )
-    drafts.trim_prompt_cache = trim_what_goes_on
+    drafts.drop_tokens = trim_what_goes_on
 
 
 def send_what_follows_a_stop_word() -> None:
