@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from conformance.testing.faults.server import ask_the_model_elsewhere
+from conformance.testing.faults.server import ask_the_model_elsewhere, tell_streams
 from conformance.testing.server.clients import GATE_OFF, SHORT, load, mixed
 from conformance.testing.server.process import FAST, Server, planted, serve
 from conformance.testing.server.traffic import Body, Request
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it counts the threads in /proc")
 N = 1000 if os.environ.get("CONFORMANCE_PROFILE") == "full" else 100
 # Those of clients that have just left, and of a library.
 OTHERS = 8
@@ -32,28 +31,35 @@ PAGES = ["/health", "/metrics", "/v1/models", "/v1/models/nothing", "/nothing"]
 
 
 def n_threads(server: Server) -> int:
-    return len(os.listdir(f"/proc/{server.process.pid}/task"))
+    return len(os.listdir(f"/proc/{server.process.pid}/task")) if sys.platform == "linux" else 0
+
+
+def n_streams(server: Server) -> int:
+    """The number of streams that mlx has made. This makes one."""
+    return int(requests.get(f"{server.url}/streams", timeout=server.timeout).text)
 
 
 def check_threads(server: Server, n: int) -> None:
     kinds = [Request(SHORT.path, SHORT.body | body) for body in BODIES]
     load(server, mixed(8) + kinds)
-    before = n_threads(server)
+    threads, streams = n_threads(server), n_streams(server)
     load(server, mixed(n) + kinds)
     for page in PAGES:
         requests.get(server.url + page, timeout=server.timeout)
-    assert n_threads(server) <= before + OTHERS
+    assert n_threads(server) <= threads + OTHERS
+    assert n_streams(server) == streams + 1, "another thread than the generation thread has used mlx"
 
 
 def test_threads(tmp_path: Path) -> None:
     reference = tmp_path / "reference.txt"
     reference.write_text("def f(x):\n    return x\n" * 50)
     options = ("--draft-reference", str(reference), "--draft-memory", str(tmp_path / "memory"))
-    with serve(*options, env=FAST) as server:
+    with serve(*options, env=FAST | planted(tell_streams, tmp_path)) as server:
         check_threads(server, N)
 
 
 @pytest.mark.planted
-def test_a_thread_that_stays_is_found(tmp_path: Path) -> None:
-    with serve(env=FAST | planted(ask_the_model_elsewhere, tmp_path)) as server, pytest.raises(AssertionError):
-        check_threads(server, 100)
+def test_another_thread_that_uses_mlx_is_found(tmp_path: Path) -> None:
+    env = FAST | planted(ask_the_model_elsewhere, tmp_path, tell_streams)
+    with serve(env=env) as server, pytest.raises(AssertionError, match="another thread"):
+        check_threads(server, 20)

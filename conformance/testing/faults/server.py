@@ -114,6 +114,21 @@ def act_as_seed_zero() -> None:
     mx.random.seed = lambda _: seed(0)
 
 
+def tell_streams() -> None:
+    """Not a fault: the page /streams makes a stream of mlx, and has its number."""
+    get = server.APIHandler.do_GET
+
+    def get_or_tell(self: Any) -> None:
+        if self.path != "/streams":
+            get(self)
+            return
+        self._set_completion_headers()
+        self.end_headers()
+        self.wfile.write(str(mx.new_stream(mx.cpu)).split()[-1].rstrip(")").encode())
+
+    server.APIHandler.do_GET = get_or_tell
+
+
 def ask_the_model_elsewhere() -> None:
     """The thread of a request with a prediction asks the model for the size of its vocabulary."""
     generate = server.ResponseGenerator.generate
