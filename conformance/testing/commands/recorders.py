@@ -171,6 +171,7 @@ class Record:
             "make_prompt_cache": lambda model, **arguments: Made(make_prompt_cache(model), **arguments),
             "load_prompt_cache": lambda file_name, **_: (Made([KVCache()], file_name=file_name), cached),
             "load_processor": lambda **_: lambda _, images: ("image", images),
+            "read_images": lambda urls, **_: ["data:,"] * len(urls),
             "batch_generate": lambda **_: SimpleNamespace(stats=numbers),
             "mark_drafted": lambda text, from_draft: text,
             "stream_generate": self.step,
@@ -195,7 +196,8 @@ class Record:
 
         def with_strategy(options: DraftOptions, *args: Any, **changes: Any) -> DraftOptions:
             made: Any = strategy(options, *args, **changes)
-            made.draft_strategy.made_of = replace(options, **changes)
+            given = {name: value for name, value in changes.items() if name != "vocab_size"}
+            made.draft_strategy.made_of = replace(options, **given)
             return made
 
         def make_planner(options: DraftOptions, *args: Any) -> Any:
