@@ -5,16 +5,21 @@ The series touches model files. Parity with plain decoding of the same tree cann
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import qwen3_next
+from mlx_lm.models.cache import ArraysCache, snapshot_prompt_cache, trim_prompt_cache
 from mlx_lm.models.recurrent_gemma import RGLRU
 
 from conformance.series.patches import commits, unpack
 from conformance.testing.faults.planted import planted
-from conformance.testing.models.architectures import logits, runnable
+from conformance.testing.models.architectures import build, logits, make_cache, outline, runnable
 
 pytestmark = [pytest.mark.patched_source, pytest.mark.usefixtures("uncompiled")]
 
@@ -35,6 +40,148 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.parametrize("name", runnable())
 def test_the_logits_are_those_of_the_release(name: str, released: str) -> None:
     assert mx.array_equal(logits(name), logits(name, released)).item()
+
+
+class StatesOfAnother:
+    """A recurrent cache of another package: what the layers of the release ask for, and no more."""
+
+    lengths = left_padding = None
+
+    def __init__(self, size: int) -> None:
+        self.states: list[Any] = [None] * size
+
+    def __getitem__(self, i: int) -> Any:
+        return self.states[i]
+
+    def __setitem__(self, i: int, state: mx.array) -> None:
+        self.states[i] = state
+
+    def make_mask(self, n: int) -> None:
+        return None
+
+    def advance(self, n: int) -> None:
+        pass
+
+
+def is_recurrent(cache: Any) -> bool:
+    return type(cache).__name__ == "ArraysCache" or any(map(is_recurrent, getattr(cache, "caches", ())))
+
+
+def of_another(caches: list[Any]) -> None:
+    for i, cache in enumerate(caches):
+        if hasattr(cache, "caches"):
+            cache.caches = list(cache.caches)
+            of_another(cache.caches)
+        elif is_recurrent(cache):
+            caches[i] = StatesOfAnother(len(cache.cache))
+
+
+RECURRENT = [name for name in runnable() if any(map(is_recurrent, make_cache(outline(name))))]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_cache_of_another_package(name: str, released: str) -> None:
+    assert mx.array_equal(logits(name, change=of_another), logits(name, released, of_another)).item()
+
+
+@pytest.mark.planted
+def test_a_layer_that_asks_more_of_a_cache_is_found(released: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qwen3_next, "keep_last", lambda cache, *state: cache.keep_last(*state))
+    with pytest.raises(AttributeError, match="keep_last"):
+        test_a_recurrent_cache_of_another_package("qwen3_next", released)
+
+
+# The operations of recurrent layers that other packages replace.
+REPLACED = {"gated_delta_update", "ssm_update", "recurrent_gla"}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_what_replaces_an_operation_is_called_as_in_the_release(
+    name: str, released: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the release stand in the place of ours, and what they take is all that they are given."""
+    ours, theirs = (import_module(f"{package}.models.{name}") for package in ("mlx_lm", released))
+    for operation in REPLACED & vars(ours).keys():
+        monkeypatch.setattr(ours, operation, getattr(theirs, operation))
+    for kind in vars(ours).values():
+        if hasattr(kind, "_process_sequence"):
+            monkeypatch.setattr(kind, "_process_sequence", getattr(theirs, kind.__name__)._process_sequence)
+    model, tokens = build(name), mx.array([[(5 * i + 2) % 23 for i in range(12)]])
+    caches, others = make_cache(model), make_cache(model)
+    for cache in (caches, others):
+        model(tokens[:, :6], cache=cache)
+    snapshot_prompt_cache(caches)
+    model(tokens[:, 6:11], cache=caches)
+    model(tokens[:, 6:9], cache=others)
+    if trim_prompt_cache(caches, 2) == 2:
+        last = [model(tokens[:, 11:], cache=cache) for cache in (caches, others)]
+        assert mx.allclose(*last, atol=1e-4, rtol=0).item()
+    else:
+        assert any(hasattr(kind, "_process_sequence") for kind in vars(ours).values())
+
+
+@pytest.mark.planted
+def test_one_more_argument_is_found(released: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_its_cache(op: Any, cache: Any, i: int, axes: Any) -> Any:
+        return lambda *args, **kwargs: op(*args, entry=(cache, i), **kwargs)
+
+    monkeypatch.setattr(qwen3_next, "trimmable", with_its_cache)
+    with pytest.raises(TypeError, match="entry"):
+        test_what_replaces_an_operation_is_called_as_in_the_release("qwen3_next", released, monkeypatch)
+
+
+def functions(package: str) -> dict[str, inspect.Signature]:
+    """The functions and methods of the models, by module and name."""
+    found = {}
+    for info in pkgutil.iter_modules(import_module(f"{package}.models").__path__, f"{package}.models."):
+        try:
+            module = import_module(info.name)
+        except (ImportError, SystemExit):
+            # It needs a package that is not here.
+            continue
+        own = [part for part in vars(module).values() if getattr(part, "__module__", None) == info.name]
+        for holder in [module, *filter(inspect.isclass, own)]:
+            for function in vars(holder).values():
+                if inspect.isfunction(function) and function.__module__ == info.name:
+                    path = f"{info.name.removeprefix(package)}.{function.__qualname__}"
+                    found[path] = inspect.signature(function)
+    return found
+
+
+# They are given positions instead of lengths, as rows of a batch have different ones.
+CHANGED = {
+    "phi3small.Attention._block_sparse_mask",
+    "phi3small.Attention._block_sparse_attention",
+    "afm7.KVReuseAttention.__call__",
+    "afm7.KVReuseTransformerBlock.__call__",
+}
+
+
+def takes_less(ours: inspect.Signature | None, theirs: inspect.Signature) -> bool:
+    """Whether a call that the release understands is not understood, or in another way."""
+    if ours is None:
+        return False
+    released = [(p.name, p.kind) for p in theirs.parameters.values()]
+    now = list(ours.parameters.values())
+    more = now[len(released) :]
+    return [(p.name, p.kind) for p in now[: len(released)]] != released or any(p.default is p.empty for p in more)
+
+
+def test_functions_of_models_take_what_they_take_in_the_release(released: str) -> None:
+    ours, theirs = functions("mlx_lm"), functions(released)
+    changed = {path.removeprefix(".models.") for path, of in theirs.items() if takes_less(ours.get(path), of)}
+    assert changed == CHANGED
+
+
+@pytest.mark.planted
+def test_a_changed_signature_is_found(released: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep_last(self: Any, i: int, x: mx.array) -> None:
+        pass
+
+    keep_last.__module__, keep_last.__qualname__ = ArraysCache.__module__, "ArraysCache.advance"
+    monkeypatch.setattr(ArraysCache, "advance", keep_last)
+    with pytest.raises(AssertionError, match=r"cache\.ArraysCache\.advance"):
+        test_functions_of_models_take_what_they_take_in_the_release(released)
 
 
 rglru = RGLRU.__call__
