@@ -24,7 +24,7 @@ def test_machine(kind: str) -> None:
 
 
 # They hold the prompt caches and the tokens of requests.
-NOT_OF_A_LAYER = {"LRUPromptCache", "TokenBuffer"}
+NOT_OF_A_LAYER = {"LRUPromptCache", "TokenBuffer", "_RingCache"}
 # A class with one of these methods may be a cache, whatever its name is.
 METHODS = {"is_trimmable", "update_and_fetch", "make_mask"}
 

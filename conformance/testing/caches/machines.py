@@ -226,7 +226,7 @@ class CacheMachine(RuleBasedStateMachine):
             block = [[10**6 + 10 * i + t for t in range(length)] for i in range(batch)]
             copies = copy.deepcopy(world)
             for cache in leaves(copies.caches):
-                if isinstance(cache, RotatingKVCache):
+                if isinstance(cache, RotatingKVCache | BatchRotatingKVCache):
                     # A window of its own forgets a snapshot.
                     cache.state = cache.state
             if drafted:
@@ -409,7 +409,7 @@ class CacheMachine(RuleBasedStateMachine):
         for cache, rows in self.world.rows():
             self.world.cut(cache, rows)
         # A window that is trimmed by nothing keeps no more of the last block, as after the last block of an answer.
-        has_window = any(isinstance(cache, RotatingKVCache) for cache in leaves(self.world.caches))
+        has_window = any(isinstance(c, RotatingKVCache | BatchRotatingKVCache) for c in leaves(self.world.caches))
         forgets = self.recurrent or (has_window and n == 0)
         self.world.droppable = 0 if forgets else max(0, self.world.droppable - n)
         self.probe()

@@ -95,7 +95,7 @@ def complaints_of(model: Any, row: Row, right: Recording, got: Answer, noise: Ca
         return (
             distance == 0
             or distance <= n_noises * noise()
-            or any(distance <= n_noises * one for one in noises(model, row.task, right))
+            or any(distance <= n_noises * one for one in noises(model, row.task, right, snaps=False))
         )
 
     after = gap(next_turn(model, got.last.prompt_cache, row.task.after), right.after)

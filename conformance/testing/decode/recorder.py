@@ -206,8 +206,13 @@ def plain(model: Any, task: Task) -> Recording:
     return Recording(tokens, rows, next_turn(model, cache, task.after), offsets, last)
 
 
-def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> Iterator[Any]:
+def in_blocks(
+    model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int], *, snaps: bool = True
+) -> Iterator[Any]:
     """Feed the prompt as generation does, then known tokens in blocks, then the rest in single steps. Never trims.
+
+    Before a block there is a snapshot, as before each draft: windows then keep the order of single steps. Without
+    ``snaps`` they do not, as in a batch.
 
     Yields the cache and the rows so far, before and after each block. If ``tokens`` is None, it stops before the last
     token of the prompt.
@@ -222,8 +227,7 @@ def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Itera
     lengths = chain(split, repeat(1))
     while done < len(fed):
         block = fed[done : done + next(lengths)]
-        for layer in cache if len(block) > 1 else ():
-            # As before each draft: windows then keep the order of single steps.
+        for layer in cache if snaps and len(block) > 1 else ():
             getattr(layer, "snap", list)()
         logits = model(mx.array([block]), cache=cache)[0]
         rows += list(log_probabilities(logits))
@@ -232,10 +236,10 @@ def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Itera
         yield cache, rows
 
 
-def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int]) -> Recording:
+def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int], *, snaps: bool = True) -> Recording:
     """Feed known tokens in blocks, without any rollback. Returns what such a run sees."""
     offsets, cache, rows = {}, [], []
-    for cache, rows in in_blocks(model, task, tokens, split):
+    for cache, rows in in_blocks(model, task, tokens, split, snaps=snaps):
         offsets[len(task.prompt) - 1 + len(rows)] = last = offsets_of(cache)
     return Recording(list(tokens), rows[: len(tokens)], next_turn(model, cache, task.after), offsets, last)
 

@@ -37,10 +37,10 @@ def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Re
     return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, stats=stats)
 
 
-def noises(model: Any, task: Task, reference: Recording) -> Iterator[float]:
+def noises(model: Any, task: Task, reference: Recording, *, snaps: bool = True) -> Iterator[float]:
     """The distance between blocks of each length and single steps, without any rollback, the longest blocks first."""
     for length in range(DRAFT + 1, 1, -1):
-        yield gap(replay(model, task, reference.tokens, repeat(length)).rows, reference.rows)
+        yield gap(replay(model, task, reference.tokens, repeat(length), snaps=snaps).rows, reference.rows)
 
 
 def noise(model: Any, task: Task, reference: Recording) -> float:
