@@ -152,8 +152,6 @@ def functions(package: str) -> dict[str, inspect.Signature]:
 CHANGED = {
     "phi3small.Attention._block_sparse_mask",
     "phi3small.Attention._block_sparse_attention",
-    "afm7.KVReuseAttention.__call__",
-    "afm7.KVReuseTransformerBlock.__call__",
 }
 
 
