@@ -167,7 +167,7 @@ def test_restored_blocks_stay_short() -> None:
     assert max(count.blocks) <= SHORT
 
 
-accept, trim = BlockVerifier.accept, verify.trim_prompt_cache
+accept, drop = BlockVerifier.accept, verify.drop_tokens
 
 
 def replay_at_once(verifier: Any, n_accepted: int) -> None:
@@ -204,9 +204,8 @@ def test_a_wrong_count_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, nam
 
 @pytest.mark.planted
 def test_a_window_that_is_trimmed_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_more(cache: list[Any], n: int) -> int:
-        further: int = trim(cache, n + (n > 0 and can_trim_prompt_cache(cache, n + 1)))
-        return further
+    def one_more(cache: list[Any], n: int) -> None:
+        drop(cache, n + (n > 0 and can_trim_prompt_cache(cache, n + 1)))
 
-    monkeypatch.setattr(verify, "trim_prompt_cache", one_more)
+    monkeypatch.setattr(verify, "drop_tokens", one_more)
     assert complaints("gemma3_text", 17, 1) != []
