@@ -161,10 +161,10 @@ class Programs(RuleBasedStateMachine):
         self.steps(n)
 
     def held_by(self, uid: int, layers: list[Any], tokens: Sequence[int]) -> None:
-        """A cache that is extracted while a row runs holds at least the returned tokens."""
+        """A cache that is extracted while a row runs holds the prompt, or a part of it, and the returned tokens."""
         row = self.rows[uid]
-        assert list(tokens) == row.text[: len(tokens)]
-        assert not row.got or len(tokens) >= len(row.prompt) + len(row.got)
+        given = row.prompt + row.got
+        assert list(tokens) == (given if row.got else given[: len(tokens)])
         self.keep(layers, tokens)
 
     @precondition(lambda self: self.rows)
