@@ -29,7 +29,7 @@ from conformance.testing.models.families import mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-drop = drafts.trim_prompt_cache
+drop = drafts.drop_tokens
 filter_rows, make_mask, update = DraftedBatch.filter, BatchKVCache.make_mask, BatchKVCache.update_and_fetch
 
 
@@ -107,12 +107,12 @@ CHECKS: dict[str, Callable[[], None]] = {
 
 @pytest.mark.planted
 @planted(
-    ("rows", drafts, "trim_prompt_cache", keep_a_token_too_many),
-    ("rows of windows", drafts, "trim_prompt_cache", keep_a_token_too_many),
-    ("rows of states", drafts, "trim_prompt_cache", keep_a_token_too_many),
-    ("rows", drafts, "trim_prompt_cache", trim_alike),
-    ("rows of windows", drafts, "trim_prompt_cache", trim_alike),
-    ("rows of states", drafts, "trim_prompt_cache", trim_alike),
+    ("rows", drafts, "drop_tokens", keep_a_token_too_many),
+    ("rows of windows", drafts, "drop_tokens", keep_a_token_too_many),
+    ("rows of states", drafts, "drop_tokens", keep_a_token_too_many),
+    ("rows", drafts, "drop_tokens", trim_alike),
+    ("rows of windows", drafts, "drop_tokens", trim_alike),
+    ("rows of states", drafts, "drop_tokens", trim_alike),
     ("rows", DraftedBatch, "_trim", keep_the_padding),
     ("rows", BlockDraws, "rows", draw_from_the_last_column),
     ("rows", BatchKVCache, "make_mask", mask_rows_that_end_alike),
