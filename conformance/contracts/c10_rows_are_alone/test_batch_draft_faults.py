@@ -33,12 +33,12 @@ drop = drafts.drop_tokens
 filter_rows, make_mask, update = DraftedBatch.filter, BatchKVCache.make_mask, BatchKVCache.update_and_fetch
 
 
-def keep_a_token_too_many(cache: list[Any], n: list[int]) -> None:
-    drop(cache, [max(m - 1, 0) for m in n])
+def keep_a_token_too_many(cache: list[Any], n: int | list[int]) -> None:
+    drop(cache, max(n - 1, 0) if isinstance(n, int) else [max(m - 1, 0) for m in n])
 
 
-def trim_alike(cache: list[Any], n: list[int]) -> None:
-    drop(cache, min(n))
+def trim_alike(cache: list[Any], n: int | list[int]) -> None:
+    drop(cache, n if isinstance(n, int) else min(n))
 
 
 def mask_rows_that_end_alike(cache: BatchKVCache, *args: Any, **kwargs: Any) -> mx.array:
@@ -56,9 +56,9 @@ def take_rows_to_end_alike(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def filter_and_forget(self: Any, keep: list[int]) -> None:
-    """Tokens that were decoded for the remaining rows, but not returned yet, are lost."""
+    """What is decoded for the remaining rows, but not returned yet, is lost."""
     filter_rows(self, keep)
-    self._known = None
+    self._block = self._known = None
 
 
 keep_the_padding = mutant(
@@ -68,8 +68,8 @@ keep_the_padding = mutant(
 )
 stop_after_the_block = mutant(
     DraftedBatch._end,
-    "            break\n",
-    "            pass\n",
+    "self.max_tokens[i]:\n            break\n",
+    "self.max_tokens[i]:\n            pass\n",
 )
 count_what_follows_the_end = mutant(
     DraftedBatch._end,
