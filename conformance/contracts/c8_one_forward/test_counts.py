@@ -126,7 +126,8 @@ def complaints(family: str, length: int, depth: int) -> list[str]:
         "log probabilities": gap([s[1] for s in count.steps], [s[1] for s in wanted]) <= near(family, length),
         "depths": all(count.drafter.as_meant),
         "blocks": count.blocks == expected_blocks(N, depth, family in RESTORED, length),
-        "forwards": stats.forwards == stats.cycles == len(count.blocks) == N - accepted + 1,
+        "forwards": stats.forwards == len(count.blocks) == N - accepted + 1,
+        "cycles": stats.cycles == len(count.drafter.as_meant),
         "accepted": stats.accepted == accepted,
         # No token is fed twice: each block is one right token and a draft.
         "tokens fed": family in RESTORED or sum(count.blocks) == stats.forwards + stats.drafted,

@@ -116,7 +116,7 @@ def of_the_first(make: Callable[[list[int]], Any], **more: Any) -> Options:
 
 
 PAYING = BlockCosts()
-UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5, "draft_costs": PAYING}
+UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5}
 CASES: dict[str, Options] = {
     "plain": lambda *_: {},
     "auto": lambda *_: {"draft_type": "auto"},
