@@ -161,7 +161,7 @@ def complaints(name: str, reference: list[int] | None, turns: list[Turn]) -> lis
         for strategy in (one, twin):
             # Only a draft model has anything to undo, and needs the truth for it.
             strategy.accept(len(right) if name == "model" else n_right, len(draft))
-        # EditStrategy takes more tokens than it was asked for as a prompt.
+        # A model accepts the tokens that were drafted, and says one more.
         new = [*right, *tokens][: n_max + 1]
         text += new
         one.observe(new)
@@ -185,7 +185,7 @@ def see_what_is_to_come(strategy: EditStrategy, tokens: Sequence[int]) -> None:
     """A planted fault: tokens are compared with a text that holds the tokens after them."""
     start = len(strategy._tokens)
     strategy._take(tokens)
-    if len(tokens) <= strategy._n_asked + 1:
+    if strategy._was_asked:
         for i, token in enumerate(tokens, start):
             if then := strategy._follow(i, token):
                 then(i)
