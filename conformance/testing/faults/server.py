@@ -35,6 +35,29 @@ def store_a_token_too_many() -> None:
     LRUPromptCache.insert_cache = insert_longer
 
 
+def match_stop_words_as_tokens() -> None:
+    """As the release does, a row ends where exactly the tokens of a stop word are."""
+    make = server.ResponseGenerator._make_state_machine
+
+    def make_of_tokens(self: Any, key: Any, tokenizer: Any, words: Any, *args: Any) -> Any:
+        _, text_sm = make(self, key, tokenizer, words, *args)
+        return server.make_stop_sequences(tokenizer, words), text_sm
+
+    server.ResponseGenerator._make_state_machine = make_of_tokens
+
+
+def stop_a_token_late() -> None:
+    """The token behind the stop word is counted and cached."""
+    advance = server.StopWords.Matcher.advance
+
+    def advance_late(self: Any, token: int) -> bool:
+        late, self.late = getattr(self, "late", False), False
+        self.late = late or advance(self, token)
+        return bool(late)
+
+    server.StopWords.Matcher.advance = advance_late
+
+
 def answer_in_words() -> None:
     """An error is a string instead of an object."""
 
