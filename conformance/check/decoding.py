@@ -41,7 +41,7 @@ def drafted(model: Any, task: Task, drafting: Drafting, strategy: Any = None) ->
         watched,
         draft_strategy=strategy,
         num_draft_tokens=drafting.num_draft_tokens,
-        draft_costs=drafting.costs,
+        draft_costs=drafting.costs if gated else None,
         draft_margin=drafting.margin,
         disable_adaptive_gate=not gated,
         max_tokens=task.max_tokens,

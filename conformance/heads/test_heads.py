@@ -55,7 +55,7 @@ def complaints(family: str, sampler: float, gated: bool, lookup: bool) -> list[s
         headed,
         draft_strategy=HeadDraftStrategy(EditStrategy() if lookup else None),
         num_draft_tokens=5,
-        draft_costs=COSTS,
+        draft_costs=COSTS if gated else None,
         disable_adaptive_gate=not gated,
         max_tokens=N,
         sampler=make_sampler(sampler),

@@ -82,7 +82,8 @@ STRATEGIES: dict[str, Make] = {
 
 def steps_of(family: str, strategy: Any, n: int = N, **kwargs: Any) -> list[Any]:
     mx.random.seed(7)
-    arguments = {"draft_strategy": strategy, "num_draft_tokens": 5, "draft_costs": COSTS, "max_tokens": n} | kwargs
+    costs = None if kwargs.get("disable_adaptive_gate") else COSTS
+    arguments = {"draft_strategy": strategy, "num_draft_tokens": 5, "draft_costs": costs, "max_tokens": n} | kwargs
     return list(speculative_generate_step(mx.array(PROMPT), model_of(family), **arguments, **OPTIONS.get(family, {})))
 
 
