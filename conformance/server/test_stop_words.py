@@ -51,6 +51,7 @@ def check_stop_words(server: Server, right: Reference) -> None:
         assert send(server, Request(TEXT, next_body)).cached_tokens == counted, f"another cache of {first}"
 
 
+@pytest.mark.contract("C3")
 def test_text_ends_at_stop_words(server: Server, right: Reference) -> None:
     check_stop_words(server, right)
 
