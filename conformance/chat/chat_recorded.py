@@ -9,7 +9,7 @@ import io
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -123,14 +123,23 @@ class Chat:
             self.turns.append(Turn(tokenizer.decode(prompt), self._tokens, history, cached, copy.copy(counts)))
 
     def _listen_to(self, strategy: Any) -> list[int]:
-        """The tokens that a strategy observes from now on."""
+        """The tokens that a strategy is told of from now on."""
         history: list[int] = []
-        if strategy is not None:
-            observe = strategy.observe
+        # A strategy may observe a prompt within begin: it is heard once.
+        inner: list[None] = []
 
+        def listening(tell: Callable[[list[int]], None]) -> Callable[[list[int]], None]:
             def listen(tokens: list[int]) -> None:
-                history.extend(tokens)
-                observe(tokens)
+                if not inner:
+                    history.extend(tokens)
+                inner.append(None)
+                try:
+                    tell(tokens)
+                finally:
+                    inner.pop()
 
-            strategy.observe = listen
+            return listen
+
+        if strategy is not None:
+            strategy.begin, strategy.observe = listening(strategy.begin), listening(strategy.observe)
         return history

@@ -154,8 +154,11 @@ def test_exit_with_a_draft_model(family: str, name: str, way: Way) -> None:
 @pytest.mark.parametrize(("family", "name"), [PAIRS[0], PAIRS[4], PAIRS[8]])
 @pytest.mark.parametrize(("way", "n"), [(at_the_limit, 5), (by_close, 3)])
 def test_no_draft_tokens(family: str, name: str, way: Way, n: int) -> None:
-    """The draft model drafts nothing, but its cache still holds all tokens at the end."""
-    assert list(complaints(family, way, n, name, n_draft=0)) == []
+    """Nothing is fed to the draft model, and nothing of it is left in the cache for the next turn."""
+    run, wanted = ExitRun(family, name, 0), right(family)[0][:n]
+    assert [step[0] for step in way(run, n)] == [step[0] for step in wanted]
+    assert shape(run.layers) == shape(right(family)[1][n - 1])
+    assert [step[0] for step in run.second_turn(n)] == [step[0] for step in second_turn(family, n)]
 
 
 @pytest.mark.contract("C2")

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from mlx_lm.models import cache as models_cache
 from mlx_lm.models.cache import (
     ArraysCache,
     BatchKVCache,
@@ -132,6 +133,9 @@ KINDS: dict[str, Callable[[int], World]] = {
     ),
     "quantized on the way": lambda _: World([KVCache(), KVCache()], [rows(), rows()]),
 }
+# Of the heads, which are the last stage.
+if hasattr(models_cache, "CatchUpCache"):
+    KINDS["catching up"] = lambda _: World([models_cache.CatchUpCache(KVCache(), KVCache())], [rows(), rows()])
 
 
 def refusal(caches: list[Any], snapshot: Any) -> str:
