@@ -25,7 +25,7 @@ ADAPTER = """
 import mlx.core as mx
 from conformance.testing.drafts.scripted import Scripted
 from mlx_lm.generate import guessing_steps
-from mlx_lm.models.cache import drop_tokens as trim
+from mlx_lm.models.cache import shorten_caches as trim
 from mlx_lm.models.cache import mark_caches as snapshot
 from mlx_lm.models.cache import may_drop as can_trim
 from mlx_lm.models.cache import rewind_caches as restore

@@ -87,7 +87,8 @@ class InBfloat16(OfAnotherKernel):
 
 
 accept = BlockVerifier.accept
-RIGHT = {kind: kind.trim for kind in (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache)}
+RIGHT = {kind: kind.trim for kind in (KVCache, QuantizedKVCache, RotatingKVCache)}
+drop = ArraysCache._drop
 
 
 def trim(cache: Any, n: int) -> None:
@@ -147,19 +148,17 @@ def keep_the_state(_: ArraysCache, n: int) -> int:
     return n
 
 
-def trim_one_row_late(cache: ArraysCache, n: int) -> int:
+def drop_one_row_late(cache: ArraysCache, n: int) -> None:
     """The state still holds the first dropped token."""
     if n > 1:
-        trim(cache, n - 1)
+        drop(cache, n - 1)
     cache.advance(-(n > 0))
-    return n
 
 
-def trim_to_zeros(cache: ArraysCache, n: int) -> int:
-    trim(cache, n)
+def drop_to_zeros(cache: ArraysCache, n: int) -> None:
+    drop(cache, n)
     if n > 0:
         cache.cache = [*cache.cache[:-1], mx.zeros_like(cache.cache[-1])]
-    return n
 
 
 def one_rejected_token_stays(verifier: BlockVerifier, n_accepted: int) -> None:
@@ -198,8 +197,8 @@ FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     ],
     "recurrent": [
         (ArraysCache, "trim", keep_the_state),
-        (ArraysCache, "trim", trim_one_row_late),
-        (ArraysCache, "trim", trim_to_zeros),
+        (ArraysCache, "_drop", drop_one_row_late),
+        (ArraysCache, "_drop", drop_to_zeros),
         (BlockVerifier, "accept", nothing_is_rejected),
     ],
 }
