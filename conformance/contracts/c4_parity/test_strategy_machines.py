@@ -48,11 +48,11 @@ class OfAllTokens:
 
 # A text is the reference, a separator and the sequence. Each returns what a scan says, or what is wrong with a draft.
 def latest(text: Text, draft: list[int], n_max: int) -> bool:
-    """The draft is what followed the latest occurrence of the last three tokens, or of two."""
+    """The draft is what followed the latest occurrence of the last three tokens, or of two. One token goes on."""
     for n in (NGRAM, NGRAM - 1):
         for end in range(len(text) - 1, n - 1, -1):
             if len(text) > n and text[end - n : end] == text[-n:] and text[end] is not None:
-                following = text[end : end + n_max]
+                following = text[end : end + n_max] if end < len(text) - 1 else text[end:] * n_max
                 return draft == following[: following.index(None) if None in following else None]
     return draft == []
 
