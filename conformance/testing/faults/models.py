@@ -88,7 +88,8 @@ class InBfloat16(OfAnotherKernel):
 
 accept = BlockVerifier.accept
 RIGHT = {kind: kind.trim for kind in (KVCache, QuantizedKVCache, RotatingKVCache)}
-drop = ArraysCache._drop
+# It comes with a later stage than what else is here.
+drop: Any = getattr(ArraysCache, "_drop", None)
 
 
 def trim(cache: Any, n: int) -> None:
