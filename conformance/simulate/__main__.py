@@ -28,8 +28,8 @@ from mlx_lm.draft import (
     Planner,
     SuffixStrategy,
 )
-from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
 from mlx_lm.draft.options import DEFAULT_NGRAM_MOD_SIZE
+from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.models.base import SHORT_BLOCK
 
 from conformance.recorded.streams import PARTS, load
@@ -95,7 +95,7 @@ def decode(
         wanted = answer[done : done + len(draft)]
         n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=True)) if len(set(pair)) > 1), len(draft))
         # Only a head takes time to draft.
-        cost = costs(1 + len(draft)) + getattr(planner, "draft_cost", 0.0)
+        cost = costs(1 + len(draft)) + planner.draft_cost
         result += Result(1 + n_right, 1, 1 + len(draft), cost)
         if learned is not None:
             learned.learn(1 + len(draft), clock(cost) if clock else cost)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mlx_lm.draft import Proposal
+from mlx_lm.draft.acceptance import likely_copy
 
 
 class Matches:
@@ -34,7 +35,8 @@ class Matches:
         pass
 
     def after(self, end: int, n: int) -> Proposal:
-        return Proposal(self.tokens[end : end + n], self.lengths[end])
+        draft = self.tokens[end : end + n]
+        return Proposal(draft, likely_copy(self.lengths[end], None, len(draft)))
 
 
 class Ngram(Matches):

@@ -15,7 +15,7 @@ from typing import Any
 
 from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device_costs
 from mlx_lm.draft.batch_planner import BatchPlanner
-from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
+from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 
 from conformance.testing.arguments import parser
 from conformance.testing.tables import line, table
@@ -93,18 +93,15 @@ class Batch:
         self.result.blocks.append((len(uids), n_tokens))
         self.result.spent += spent
         ended = [uid for uid, row in self.rows.items() if row.left == 0]
-        if n_tokens == 1:
-            self._end(ended)
-        going_on = [uid for uid in uids if uid in self.rows]
+        self._end(ended)
+        going_on = list(self.rows)
         self.ahead = n_tokens == 1 and bool(going_on) and self.planner.runs_ahead(going_on)
         by_uid = dict(zip(uids, drafts, strict=True))
         n_accepted = [self.rows[uid].accepted(by_uid[uid]) for uid in going_on]
         self.planner.accept(going_on, n_accepted, n_tokens)
         self.result.plain += plain * len(ended) / len(uids)
         for uid, n in zip(going_on, n_accepted, strict=True):
-            if uid not in ended:
-                self._go_on(uid, n, spent / plain, plain / len(uids))
-        self._end(uid for uid in ended if uid in self.rows)
+            self._go_on(uid, n, spent / plain, plain / len(uids))
         assert not self.planner.errors
 
     def _go_on(self, uid: int, n_accepted: int, spent: float, plain: float) -> None:

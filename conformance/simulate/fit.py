@@ -44,19 +44,25 @@ def fitted(make: Callable[[], Any], streams: Sequence[Stream]) -> tuple[Prior, d
     """The shares of right tokens and of right guesses in some streams, as the two priors that are shipped."""
     tokens: Counts[tuple[int, int]] = {}
     guesses: Counts[Any] = {}
-    learn, learn_guess = acceptance.AcceptanceTable.learn, EditStrategy._learn
+    learn, learn_guess = acceptance.AcceptanceRates.learn, EditStrategy._learn
+    # Each cell says another likelihood, so that a token tells its cell.
+    marked = tuple(
+        tuple(p + 1e-9 * (len(COLUMNS) * i + j) for j, p in enumerate(row)) for i, row in enumerate(acceptance.PRIOR)
+    )
+    cells = {p: (i, j) for i, row in enumerate(marked) for j, p in enumerate(row)}
 
-    def learned(self: Any, n_match: int, was_right: bool | None, right: bool) -> None:
-        row = min(n_match.bit_length(), len(acceptance.PRIOR) - 1)
-        count(tokens, (row, COLUMNS.index(was_right)), right)
-        learn(self, n_match, was_right, right)
+    def learned(self: Any, place: int, likely: float | None, right: bool) -> None:
+        if likely in cells:
+            count(tokens, cells[likely], right)
+        learn(self, place, likely, right)
 
     def guessed(self: Any, kind: Any, right: bool) -> None:
         count(guesses, kind, right)
         learn_guess(self, kind, right)
 
     with (
-        mock.patch.object(acceptance.AcceptanceTable, "learn", learned),
+        mock.patch.object(acceptance, "PRIOR", marked),
+        mock.patch.object(acceptance.AcceptanceRates, "learn", learned),
         mock.patch.object(EditStrategy, "_learn", guessed),
     ):
         for costs in TABLES.values():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from mlx_lm.draft import BlockCosts
-from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
+from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 
 from conformance.simulate.result import Result, Row
 from conformance.testing.texts.recorded_streams import Request, Stream

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from mlx_lm.draft import BlockCosts, EditStrategy, HeadDraftStrategy, Proposal
-from mlx_lm.draft.head import HeadPlanner
 
 from conformance.recorded.answers import ANSWERS, EDITS, SAMPLED, is_judge, read
 from conformance.recorded.streams import LOOPS, stream
@@ -40,8 +38,8 @@ class Recorded(HeadDraftStrategy):
         self.draft = self.recorded
 
     def recorded(self, token: int, n: int) -> Proposal:
-        chances = enumerate(self.drafts.chances[self.place])
-        return Proposal(self.drafts.tokens[self.place][:n], doubts={i: percent / 100 for i, percent in chances})
+        chances = [percent / 100 for percent in self.drafts.chances[self.place]]
+        return Proposal(self.drafts.tokens[self.place][:n], chances[:n])
 
     def observe(self, tokens: Sequence[int]) -> None:
         super().observe(tokens)
@@ -68,7 +66,8 @@ def rows(streams: Sequence[tuple[Stream, HeadDrafts]], costs: BlockCosts) -> dic
         request = one.requests[0]
         for name, lookup in (("head", None), ("both", EditStrategy())):
             strategy = Recorded(drafts, len(request.prompt), lookup)
-            found[name].add(one, decode(strategy, request, costs, make_planner=partial(HeadPlanner, cost=COST))[0])
+            strategy.cost = COST
+            found[name].add(one, decode(strategy, request, costs)[0])
     return found
 
 

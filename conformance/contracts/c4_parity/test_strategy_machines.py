@@ -61,8 +61,8 @@ def longest(text: Text, draft: Any, n_max: int) -> bool:
     """The draft follows an occurrence of the longest end of the text that stands elsewhere too."""
     ends = range(1, len(text))
     length = max((common(text, end) for end in ends), default=0)
-    if draft.match_length != length or length == 0:
-        return bool(draft.match_length == length and draft == [])
+    if length == 0:
+        return bool(draft == [])
     return any(draft == repeated(text[end:], n_max) for end in ends if common(text, end) == length)
 
 
@@ -213,7 +213,7 @@ def remember_half(table: NgramModTable, tokens: Any, *args: Any) -> None:
 
 def no_longer(strategy: SuffixStrategy, n_max: int) -> Proposal:
     draft = longest_draft(strategy, n_max)
-    return Proposal(draft[: n_max - 1], draft.match_length)
+    return Proposal(draft[: n_max - 1], draft.likely)
 
 
 propose, learn, longest_draft = NgramSimpleStrategy.propose, NgramModTable._learn, SuffixStrategy.propose

@@ -26,8 +26,6 @@ from mlx_lm.draft import (
     Proposal,
     SuffixStrategy,
     device_costs,
-    drafter,
-    ngram_mod,
     planner,
 )
 from mlx_lm.draft.loop import draft_generate_step
@@ -145,7 +143,7 @@ def tables(draw: Callable[..., Any]) -> BlockCosts:
     return BlockCosts(lengths, costs)
 
 
-Turn = tuple[int, int, bool | None]
+Turn = tuple[int, list[float] | None]
 
 
 class Lying:
@@ -158,16 +156,17 @@ class Lying:
         self.n_seen += len(tokens)
 
     def propose(self, n_max: int) -> Proposal:
-        n_right, *claim = self.turns[self.turn % len(self.turns)]
+        n_right, claim = self.turns[self.turn % len(self.turns)]
         self.turn += 1
         draft = list(self.answer[self.n_seen : self.n_seen + min(n_right, n_max)])
-        return Proposal(draft + [VOCAB - 1] * (n_max - len(draft)), *claim)
+        return Proposal(draft + [VOCAB - 1] * (n_max - len(draft)), claim)
 
     def accept(self, n_accepted: int, n_drafted: int) -> None:
         pass
 
 
-turn = st.tuples(st.integers(0, 16), st.integers(0, 64), st.sampled_from([None, True, False]))
+claims = st.one_of(st.none(), st.lists(st.floats(0, 1), min_size=1, max_size=9))
+turn = st.tuples(st.integers(0, 16), claims)
 
 
 @settings(deadline=None)
@@ -241,7 +240,7 @@ def test_a_shared_memory_gains() -> None:
 
 @pytest.mark.planted
 def test_a_memory_that_is_never_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_mod, "LEAST_MATCH", 0)
+    monkeypatch.setattr(NgramModStrategy, "propose", lambda *_: [])
     assert memory_gain() < 1.02
 
 
@@ -311,6 +310,6 @@ def test_the_simulation_is_what_the_loop_does(strategy: str, loop_requests: list
 def test_another_loop_is_found(monkeypatch: pytest.MonkeyPatch, loop_requests: list[Request]) -> None:
     """A planted fault: the loop never feeds ahead."""
     drafts = [decode(makers()["suffix"](), request, CPU)[1] for request in loop_requests]
-    monkeypatch.setattr(drafter, "PATIENCE", 10**9)
+    monkeypatch.setattr(Planner, "runs_ahead", lambda _: False)
     blocks = [loop_blocks(makers()["suffix"](), request, CPU) for request in loop_requests]
     assert [[1 + len(draft) for draft in one] for one in drafts] != blocks

@@ -11,10 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, batch_planner, device_costs, drafter, planner
+from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, batch_planner, device_costs, planner
 from mlx_lm.draft.batch_planner import BatchPlanner
-from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
-from mlx_lm.draft.planner import CREDIT, CREDIT_OF_ROW
+from mlx_lm.draft.planner import CREDIT, CREDIT_OF_ROW, MAX_AUTO_DRAFT
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache
 
@@ -85,8 +84,8 @@ def test_a_batch_without_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_lengths_as_of_one_row_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: a batch plans as if the other rows cost nothing."""
 
-    def of_one_row(rows: list[Iterable[float]], costs: BlockCosts, credit: float) -> int:
-        return max(int(planner.best_length([row], costs, credit)) for row in rows)
+    def of_one_row(rows: list[Iterable[float]], costs: BlockCosts, credit: float) -> tuple[int, float]:
+        return max(planner.best_length([row], costs, credit) for row in rows)
 
     monkeypatch.setattr(batch_planner, "best_length", of_one_row)
     assert any(regrets(recorded(kind), 16, device_costs("metal")) for kind in KINDS)
@@ -168,5 +167,5 @@ def test_another_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: the batch never feeds ahead."""
     asked, costs = numbered("beside"), device_costs("metal")
     simulated: Result = together(asked, costs)
-    monkeypatch.setattr(drafter, "PATIENCE", 10**9)
+    monkeypatch.setattr(BatchPlanner, "runs_ahead", lambda *_: False)
     assert simulated.blocks != batch_blocks(asked, costs)

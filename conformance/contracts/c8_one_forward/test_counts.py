@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from mlx_lm.draft import DraftStats, verify
-from mlx_lm.draft.drafter import Drafter
+from mlx_lm.draft import DraftStats, Planner, verify
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models.cache import can_trim_prompt_cache
 
@@ -194,7 +193,7 @@ def test_one_forward_too_many_is_found(monkeypatch: pytest.MonkeyPatch, family: 
         (GENERATE, "draft_generate_step", "feed(token, max_tokens - n - 1)", "feed(token, max_tokens - n)"),
         (GENERATE, "draft_generate_step", "feed(token, max_tokens - n - 1)", "feed(token, max_tokens - n - 2)"),
         (GENERATE, "draft_generate_step", "stats.accepted += 1", "stats.accepted += len(draft) > 1"),
-        (Drafter, "feed", "stats.drafted += len(draft)", "stats.drafted += len(draft) + 1"),
+        (Planner, "feed", "stats.drafted += len(draft)", "stats.drafted += len(draft) + 1"),
         (BlockVerifier, "_forward", "self.forwards += 1", "self.forwards += len(tokens) > 1"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from mlx_lm.draft import LearnedCosts, device_costs
-from mlx_lm.draft.drafter import MAX_AUTO_DRAFT
+from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 
 from conformance import ROOT
 from conformance.__main__ import main as ask

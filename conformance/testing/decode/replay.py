@@ -22,14 +22,14 @@ DRAFT = 4
 
 def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Recording:
     """Decode with scripted drafts. Each draft is fed whole."""
-    from mlx_lm.draft.drafter import Drafter
     from mlx_lm.draft.loop import draft_generate_step
+    from mlx_lm.draft.planner import Planner
     from mlx_lm.draft.verify import BlockVerifier
 
     cache = make_prompt_cache(model)
     verifier = BlockVerifier(model, cache)
     steps = draft_generate_step(
-        mx.array(task.prompt), verifier, Drafter(drafter, DRAFT, stats), generation_stream, max_tokens=task.max_tokens
+        mx.array(task.prompt), verifier, Planner(drafter, DRAFT, stats), generation_stream, max_tokens=task.max_tokens
     )
     pairs = [(token, row) for token, row, _ in steps]
     tokens, rows = [token for token, _ in pairs], [row for _, row in pairs]

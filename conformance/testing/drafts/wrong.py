@@ -12,7 +12,7 @@ from conformance.testing.texts.recorded_streams import VOCAB
 class Wrong:
     """Drafts a token that never comes, and claims to be sure of it."""
 
-    match_length = 100
+    likely = 0.985
 
     def __init__(self, token: int = VOCAB - 1) -> None:
         self.token = token
@@ -21,14 +21,17 @@ class Wrong:
         pass
 
     def propose(self, n_max: int) -> Proposal:
-        return Proposal([self.token] * n_max, self.match_length, was_right=True)
+        return Proposal([self.token] * n_max, [self.likely])
 
     def accept(self, n_accepted: int, n_drafted: int) -> None:
         pass
 
 
 class Changing(Wrong):
-    """Always wrong, and claims another match length each time, so that past results do not help to predict."""
+    """Always wrong, and claims another likelihood each time, so that past results do not help to predict."""
+
+    n_seen = 0
 
     def observe(self, tokens: Sequence[int]) -> None:
-        self.match_length = 2 ** ((self.match_length.bit_length() + 1) % 6)
+        self.n_seen += 1
+        self.likely = (0.7, 0.86, 0.94, 0.97, 0.99, 0.995)[self.n_seen % 6]
