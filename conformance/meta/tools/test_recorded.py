@@ -113,7 +113,7 @@ class Planted:
     def propose(self, n_max: int) -> Proposal:
         length = self.rng.choice(list(RIGHT))
         right = self.rng.random() < RIGHT[length]
-        return Proposal([self.answer[self.seen] if right else 1], length)
+        return Proposal([self.answer[self.seen] if right else 1], [acceptance.likely_after_match(length)])
 
     def accept(self, n_accepted: int, n_drafted: int) -> None:
         pass
