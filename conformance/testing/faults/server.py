@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 import time
@@ -10,7 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import server
-from mlx_lm.draft import options
 from mlx_lm.draft.model import vocab_size_of
 from mlx_lm.draft.ngram_mod import NgramModStrategy
 from mlx_lm.draft.options import DraftOptions
@@ -119,16 +117,15 @@ def prefill_slowly_and_wait() -> None:
 
 def share_predictions() -> None:
     """The shared memory learns the prediction of a request."""
-    make = options.STRATEGIES["ngram-mod"]
+    read = server.ResponseGenerator._draft
 
-    def make_and_learn(ngram_mod_table: Any = None, draft_reference: Any = None, **given: Any) -> Any:
-        made = make(ngram_mod_table=ngram_mod_table, draft_reference=draft_reference, **given)
-        if draft_reference and ngram_mod_table:
-            NgramModStrategy(ngram_mod_table).observe(draft_reference)
-        return made
+    def read_and_learn(self: Any, args: Any, tokenizer: Any) -> Any:
+        draft, prediction = read(self, args, tokenizer)
+        if prediction and draft.ngram_mod_table:
+            NgramModStrategy(draft.ngram_mod_table).observe(prediction)
+        return draft, prediction
 
-    # Its parameters are the options that the strategy takes.
-    options.STRATEGIES["ngram-mod"] = functools.wraps(make)(make_and_learn)
+    server.ResponseGenerator._draft = read_and_learn
 
 
 def act_as_seed_zero() -> None:
