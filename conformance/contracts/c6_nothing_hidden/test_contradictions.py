@@ -25,7 +25,7 @@ CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--draft-type auto --draft-margin 1 --temp 0.5": ("--draft-margin", "--temp"),
         "--draft-memory memory": ("--draft-memory", "ngram-mod"),
         "--draft-type auto --draft-reference no.txt": ("--draft-reference", "no.txt"),
-        f"--draft-type auto --draft-reference {WEIGHTS}": ("--draft-reference", "not UTF-8"),
+        f"--draft-type auto --draft-reference {WEIGHTS}": ("--draft-reference", "utf-8"),
         "--ngram-size 3": ("--ngram-size", "--draft-type"),
     },
     "chat": {
