@@ -65,7 +65,7 @@ class Result:
 
 
 class Batch:
-    """Decodes rows as ``DraftedBatch`` does. The recorded answer takes the place of a model."""
+    """Decodes rows as ``GenerationBatch`` does. The recorded answer takes the place of a model."""
 
     def __init__(self, costs: BlockCosts, make: Make = SuffixStrategy, bound: int = MAX_AUTO_DRAFT) -> None:
         self.costs, self.make, self.bound = costs, make, bound
@@ -78,9 +78,9 @@ class Batch:
     def join(self, request: Request, drafted: bool = True) -> None:
         uid, self.next_uid = self.next_uid, self.next_uid + 1
         self.rows[uid] = Row(request)
-        planner = Planner(self.make(), self.bound, DraftStats(), self.costs) if drafted else None
-        self.planner.add([uid], [planner])
-        self.planner.start(uid, request.prompt)
+        if drafted:
+            planner = Planner(self.make(), self.bound, DraftStats(), self.costs)
+            self.planner.add(uid, planner, list(request.prompt))
 
     def step(self) -> None:
         """Feed a block. A row stays for one more block after its last token, unless that token was drafted."""
@@ -98,7 +98,8 @@ class Batch:
         self.ahead = n_tokens == 1 and bool(going_on) and self.planner.runs_ahead(going_on)
         by_uid = dict(zip(uids, drafts, strict=True))
         n_accepted = [self.rows[uid].accepted(by_uid[uid]) for uid in going_on]
-        self.planner.accept(going_on, n_accepted, n_tokens)
+        if n_tokens > 1:
+            self.planner.accept(going_on, n_accepted, n_tokens)
         self.result.plain += plain * len(ended) / len(uids)
         for uid, n in zip(going_on, n_accepted, strict=True):
             self._go_on(uid, n, spent / plain, plain / len(uids))
@@ -107,7 +108,8 @@ class Batch:
     def _go_on(self, uid: int, n_accepted: int, spent: float, plain: float) -> None:
         row = self.rows[uid]
         said = row.request.answer[row.done : row.done + n_accepted + 1]
-        self.planner.observe(uid, said)
+        for token in said:
+            self.planner.observe(uid, token)
         row.done, row.spent = row.done + len(said), row.spent + spent
         self.result.plain += len(said) * plain
         if len(said) == n_accepted:

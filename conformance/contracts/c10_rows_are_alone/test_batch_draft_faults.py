@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
 from hypothesis import Phase, settings
-from mlx_lm.draft import batch as drafts
-from mlx_lm.draft.batch import DraftedBatch
-from mlx_lm.draft.draws import BlockDraws
-from mlx_lm.draft.guard import Guard
+from mlx_lm.draft.batch import DraftedBlock
 from mlx_lm.generate import GenerationBatch
 from mlx_lm.models.cache import BatchKVCache
 
@@ -29,8 +27,10 @@ from conformance.testing.models.families import mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-drop = drafts.drop_tokens
-filter_rows, make_mask, update = DraftedBatch.filter, BatchKVCache.make_mask, BatchKVCache.update_and_fetch
+# The package also has a function of that name.
+GENERATE: Any = import_module("mlx_lm.generate")
+drop = GENERATE.drop_tokens
+filter_rows, make_mask, update = GenerationBatch.filter, BatchKVCache.make_mask, BatchKVCache.update_and_fetch
 
 
 def keep_a_token_too_many(cache: list[Any], n: int | list[int]) -> None:
@@ -58,33 +58,35 @@ def take_rows_to_end_alike(function: Callable[..., Any]) -> Callable[..., Any]:
 def filter_and_forget(self: Any, keep: list[int]) -> None:
     """What is decoded for the remaining rows, but not returned yet, is lost."""
     filter_rows(self, keep)
-    self._block = self._known = None
+    self._block = None
+
+
+def extract_the_whole_block(self: Any, idx: int) -> list[Any]:
+    return [layer.extract(idx) for layer in self.prompt_cache]
 
 
 keep_the_padding = mutant(
-    DraftedBatch._trim,
-    "[n_tokens - n for n in n_kept]",
-    "[1 + len(draft) - n for draft, n in zip(block.drafts, n_kept)]",
+    GenerationBatch.settle,
+    "[n_tokens - 1 - n for n in n_accepted]",
+    "[len(draft) - n for draft, n in zip(block.drafts, n_accepted)]",
 )
 stop_after_the_block = mutant(
-    DraftedBatch._end,
-    "self.max_tokens[i]:\n            break\n",
-    "self.max_tokens[i]:\n            pass\n",
+    GenerationBatch._accept,
+    "if responses[-1].finish_reason is not None:",
+    "if responses[-1].finish_reason == 'length':",
 )
 count_what_follows_the_end = mutant(
-    DraftedBatch._end,
-    "self.max_tokens[i] = self._num_tokens[i]",
-    "self.max_tokens[i] = self._num_tokens[i]\n"
-    "            if stats is not None:\n                stats.accepted += len(draws) - len(responses) - 1",
+    GenerationBatch.settle,
+    "self.planner.accept(self.uids, n_accepted, n_tokens)",
+    "self.planner.accept(self.uids, [len(row) - 1 for row in rows], n_tokens)",
 )
-show_the_whole_block = mutant(BlockDraws._draw_after, "self.tokens[i, n : n + 1]", "self.tokens[i, n:]")
-draw_from_the_last_column = mutant(BlockDraws.rows, "token = greedy[i][n]", "token = greedy[i][n if drafts[i] else -1]")
+show_the_whole_block = mutant(DraftedBlock._draw_after, "self.tokens[i, n : n + 1]", "self.tokens[i, n:]")
+draw_from_the_last_column = mutant(DraftedBlock.draws, "likeliest[i][n]", "likeliest[i][n if self.drafts[i] else -1]")
 draw_what_is_rejected = mutant(
-    BlockDraws.rows,
-    "going_on = [i for i in going_on if rows[i][-1][2]]",
-    "rejected = [i for i in going_on if i in drawn and not rows[i][-1][2] and drafts[i][len(rows[i]) - 1 :]]\n"
-    "        for i in rejected:\n            self._draw_after(i, len(rows[i]))\n"
-    "        going_on = [i for i in going_on if rows[i][-1][2]]",
+    DraftedBlock.draws,
+    "for i in going_on:\n            if self._drawn[i]:\n                self._drawn[i] =",
+    "for i in range(len(rows)):\n            if self._drawn[i] and self.drafts[i][len(rows[i]) - 1 :]:\n"
+    "                self._drawn[i] =",
 )
 # Far fewer programs find a fault, and the failing one need not be shrunk.
 SEARCH = settings(parent=PROGRAMS, max_examples=200, derandomize=True, phases=[Phase.generate])
@@ -107,23 +109,23 @@ CHECKS: dict[str, Callable[[], None]] = {
 
 @pytest.mark.planted
 @planted(
-    ("rows", drafts, "drop_tokens", keep_a_token_too_many),
-    ("rows of windows", drafts, "drop_tokens", keep_a_token_too_many),
-    ("rows of states", drafts, "drop_tokens", keep_a_token_too_many),
-    ("rows", drafts, "drop_tokens", trim_alike),
-    ("rows of windows", drafts, "drop_tokens", trim_alike),
-    ("rows of states", drafts, "drop_tokens", trim_alike),
-    ("rows", DraftedBatch, "_trim", keep_the_padding),
-    ("rows", BlockDraws, "rows", draw_from_the_last_column),
+    ("rows", GENERATE, "drop_tokens", keep_a_token_too_many),
+    ("rows of windows", GENERATE, "drop_tokens", keep_a_token_too_many),
+    ("rows of states", GENERATE, "drop_tokens", keep_a_token_too_many),
+    ("rows", GENERATE, "drop_tokens", trim_alike),
+    ("rows of windows", GENERATE, "drop_tokens", trim_alike),
+    ("rows of states", GENERATE, "drop_tokens", trim_alike),
+    ("rows", GenerationBatch, "settle", keep_the_padding),
+    ("rows", DraftedBlock, "draws", draw_from_the_last_column),
     ("rows", BatchKVCache, "make_mask", mask_rows_that_end_alike),
     ("rows", BatchKVCache, "update_and_fetch", take_rows_to_end_alike(update)),
-    ("ends", DraftedBatch, "_end", stop_after_the_block),
-    ("ends", DraftedBatch, "_end", count_what_follows_the_end),
-    ("draws", BlockDraws, "_draw_after", show_the_whole_block),
-    ("draws", BlockDraws, "rows", draw_what_is_rejected),
-    ("failures", Guard, "__call__", lambda self, *args: self._function(*args)),
-    ("programs", DraftedBatch, "filter", filter_and_forget),
-    ("programs", DraftedBatch, "extract_cache", GenerationBatch.extract_cache),
+    ("ends", GenerationBatch, "_accept", stop_after_the_block),
+    ("ends", GenerationBatch, "settle", count_what_follows_the_end),
+    ("draws", DraftedBlock, "_draw_after", show_the_whole_block),
+    ("draws", DraftedBlock, "draws", draw_what_is_rejected),
+    ("failures", GENERATE, "fail_alone", lambda function, *_: function),
+    ("programs", GenerationBatch, "filter", filter_and_forget),
+    ("programs", GenerationBatch, "extract_cache", extract_the_whole_block),
 )
 def test_a_planted_fault_is_found(where: str) -> None:
     errors = (AssertionError, AttributeError, ValueError, IndexError, RuntimeError, TypeError, Broken)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from mlx_lm.draft import batch as drafts
+from mlx_lm.draft import batch_planner
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import BatchKVCache
 
@@ -60,7 +60,7 @@ def test_the_longest_blocks(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_that_cannot_be_trimmed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting stops with a reason, and the drafted block leaves no trace."""
-    monkeypatch.setattr(drafts, "can_trim_prompt_cache", lambda *_: False)
+    monkeypatch.setattr(batch_planner, "can_trim_prompt_cache", lambda *_: False)
     for got in check_alone(family, others(family)):
         assert not any(got.drafted)
         assert got.last.draft is None or got.last.draft.reason == "the cache cannot be trimmed by row"

@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.draft import BlockCosts, DraftStats
 from mlx_lm.draft.costs import LearnedCosts, PassClock
 from mlx_lm.draft.planner import Planner
-from mlx_lm.generate import BatchGenerator, speculative_generate_step
+from mlx_lm.generate import BatchGenerator, PromptProcessingBatch, speculative_generate_step
 
 from conformance.testing.decode.batches import Partly, alone
 from conformance.testing.models.families import model_of
@@ -33,16 +33,25 @@ def prompt(row: int) -> list[int]:
 
 
 def joining() -> Learned:
-    """The numbers of tokens that a batch learns the times of, each with what was read. One row after another joins."""
-    model, reads, learned = model_of("llama").model, [0], Learned()
-    read = PassClock.read
+    """The numbers of tokens that a batch learns the times of, each with what was read, or 0 where a row joined beside
+    the pass. One row after another joins.
+    """
+    model, reads, joined, learned = model_of("llama").model, [0], [False], Learned()
+    read, generate = PassClock.read, PromptProcessingBatch.generate
 
     def note(self: PassClock, tokens: mx.array, ahead: bool) -> Any:
-        reads.append(tokens.size)
+        reads.append(0 if joined[0] else tokens.size)
+        joined[0] = False
         return read(self, tokens, ahead)
+
+    def join(self: PromptProcessingBatch, *args: Any) -> Any:
+        batch = generate(self, *args)
+        joined[0] = True
+        return batch
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PassClock, "read", note)
+        patched.setattr(PromptProcessingBatch, "generate", join)
         patched.setattr(LearnedCosts, "learn", lambda _, n, __: learned.append((n, reads[-1])))
         generator = BatchGenerator(model, draft_costs=LearnedCosts(BlockCosts()))
         for row in range(3):

@@ -66,10 +66,13 @@ def test_a_batch_of_copies_is_faster() -> None:
 def test_rows_without_a_credit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: a row without drafts pays for the others without a limit."""
 
-    def planners(self: BatchPlanner, uids: list[int]) -> list[Planner]:
-        return [self.rows.get(uid) or Planner(Wrong(), 1, DraftStats()) for uid in uids]
+    init = BatchPlanner.__init__
 
-    monkeypatch.setattr(BatchPlanner, "_planners", planners)
+    def init_without_credit(self: BatchPlanner, *args: Any) -> None:
+        init(self, *args)
+        self.rows.default_factory = lambda: Planner(Wrong(), 1, DraftStats())  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(BatchPlanner, "__init__", init_without_credit)
     assert regrets(recorded("beside"), 4, device_costs("cuda")) != []
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from mlx_lm import server
 from mlx_lm.draft import BlockCosts, batch_planner, options, verify
-from mlx_lm.draft import batch as drafts
-from mlx_lm.draft.batch import DraftedBatch
+from mlx_lm.draft.batch import DraftedBlock
 from mlx_lm.draft.batch_planner import BatchPlanner
-from mlx_lm.draft.draws import BlockDraws
 from mlx_lm.draft.options import DraftOptions
+from mlx_lm.generate import GenerationBatch
 from mlx_lm.models import llama
 from mlx_lm.models.cache import TokenBuffer
 
@@ -29,45 +28,40 @@ STOOD_STILL = "a stream stood still for passes, steps of prompts:"
 
 
 def keep_a_rejected_token() -> None:
-    alone, together = verify.drop_tokens, drafts.drop_tokens
+    alone, together = verify.drop_tokens, GENERATE.drop_tokens
     verify.drop_tokens = lambda cache, n: alone(cache, max(n - 1, 0))
-    drafts.drop_tokens = lambda cache, n: together(cache, [max(each - 1, 0) for each in n])
+    GENERATE.drop_tokens = lambda cache, n: together(cache, [max(each - 1, 0) for each in n])
 
 
 def leave_the_last_block() -> None:
     """Drafted tokens after the last token of an answer stay in the cache."""
-    trim, end = drafts.drop_tokens, "verifier.accept({})\n            verifier.close()"
-
-    def trim_what_goes_on(cache: Any, n: list[int]) -> None:
-        rows = sys._getframe(1).f_locals["self"]._known
-        ended = [any(answer.finish_reason for answer in row) for row in rows]
-        trim(cache, [0 if over else each for over, each in zip(ended, n, strict=True)])
-
+    end = "verifier.accept({})\n            verifier.close()"
     GENERATE.draft_generate_step = mutant(
         GENERATE.draft_generate_step, end.format("n_accepted"), end.format("verifier._n_draft")
     )
-    drafts.drop_tokens = trim_what_goes_on
+    kept, too_many = "n_tokens - 1 - n for n in n_accepted", "0 if row and row[-1].finish_reason else n_tokens - 1 - n"
+    GenerationBatch.settle = mutant(GenerationBatch.settle, kept, f"{too_many} for n, row in zip(n_accepted, accepted)")
 
 
 def send_what_follows_a_stop_word() -> None:
     """All accepted tokens of a block are sent, also those after a stop word."""
-    end = DraftedBatch._end
+    accept = GenerationBatch._accept
 
-    def end_late(self: Any, i: int, draws: Any) -> Any:
-        row = end(self, i, draws)
+    def accept_late(self: Any, idx: int, drawn: Any) -> Any:
+        row = accept(self, idx, drawn)
         if row and row[-1].finish_reason == "stop":
-            last, behind = row[-1], draws[len(row) :]
-            row += [replace(last, token=token, logprobs=p, from_draft=drafted) for token, p, drafted in behind]
+            last, behind = row[-1], drawn[len(row) :]
+            row += [replace(last, token=token, logprobs=p) for token, p in behind]
             row[:-1] = [replace(answer, finish_reason=None) for answer in row[:-1]]
         return row
 
-    DraftedBatch._end = end_late
+    GenerationBatch._accept = accept_late
 
 
 def forget_parts_of_stop_words() -> None:
     """A stop word that spans two blocks is not found."""
-    forget = "responses = []\n    self._matchers[i] = self.stop_sequences[i].matcher()"
-    DraftedBatch._end = mutant(DraftedBatch._end, "responses = []", forget)
+    forget = "responses = []\n    self._matchers[idx] = self.stop_sequences[idx].matcher()"
+    GenerationBatch._accept = mutant(GenerationBatch._accept, "responses = []", forget)
 
 
 def show_no_prompt() -> None:
@@ -78,13 +72,13 @@ def show_no_prompt() -> None:
 def show_no_accepted_tokens() -> None:
     """Penalties do not see drafted tokens."""
     shown, none = "self.tokens[i, n : n + 1]", "self.tokens[i, n : n + (n == 0)]"
-    BlockDraws._draw_after = mutant(BlockDraws._draw_after, shown, none)
+    DraftedBlock._draw_after = mutant(DraftedBlock._draw_after, shown, none)
 
 
 def lose_a_token_of_a_block() -> None:
     """A response drops one token of a block, so its text may lose a character."""
     fewer = "return [r for n, r in enumerate(responses) if n != 1 or r.finish_reason]"
-    DraftedBatch._end = mutant(DraftedBatch._end, "return responses", fewer)
+    GenerationBatch._accept = mutant(GenerationBatch._accept, "return responses", fewer)
 
 
 def swap_the_statistics() -> None:
@@ -110,10 +104,10 @@ def never_draft_again() -> None:
     price_blocks()
     plan = BatchPlanner.plan
 
-    def plan_for_few(self: Any, uids: list[int], limits: list[int]) -> Any:
+    def plan_for_few(self: Any, uids: list[int], *args: Any) -> Any:
         if len(uids) > 2:
             self.give_up("there were many")
-        return plan(self, uids, limits)
+        return plan(self, uids, *args)
 
     BatchPlanner.plan = plan_for_few
 
@@ -158,8 +152,8 @@ def count_passes() -> None:
 def answer_in_bulk() -> None:
     """The batch returns responses only every eight passes."""
     count_passes()
-    step = DraftedBatch.next
-    DraftedBatch.next = lambda self: [answer for _ in range(8) for answer in step(self)]
+    step = GenerationBatch.next
+    GenerationBatch.next = lambda self: [answer for _ in range(8) for answer in step(self)]
 
 
 # The part that fails, and the field of a request that asks for this.
@@ -220,6 +214,6 @@ def raise_for_some() -> None:
 def fail_together() -> None:
     """An error of one row ends the other rows too."""
     raise_for_some()
-    observe = "self.planner.observe(uid, [r.token for r in responses])"
-    fail = "self.planner.errors |= {uid: error for error in list(self.planner.errors.values()) for uid in self.uids}"
-    DraftedBatch._end = mutant(DraftedBatch._end, observe, f"{observe}\n    {fail}")
+    errors = "errors = self.planner.errors"
+    fail = "errors |= {uid: error for error in list(errors.values()) for uid in self.uids}"
+    GenerationBatch.settle = mutant(GenerationBatch.settle, errors, f"{errors}\n    {fail}")

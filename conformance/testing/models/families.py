@@ -109,6 +109,9 @@ def mutant(function: Callable[..., Any], right: str, wrong: str) -> Callable[...
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(right) == 1, f"{right!r} is not in the source once"
     names = dict(vars(sys.modules[function.__module__]))
+    owner = names.get(function.__qualname__.partition(".")[0])
+    # Annotations name classes that stand in the class.
+    names |= {name: value for name, value in vars(owner).items() if isinstance(value, type)} if owner else {}
     exec(compile(source.replace(right, wrong), function.__name__, "exec"), names)
     made: Callable[..., Any] = names[function.__name__]
     return made
