@@ -99,7 +99,7 @@ class Batch:
         by_uid = dict(zip(uids, drafts, strict=True))
         n_accepted = [self.rows[uid].accepted(by_uid[uid]) for uid in going_on]
         if n_tokens > 1:
-            self.planner.accept(going_on, n_accepted, n_tokens)
+            self.planner.accept(going_on, n_accepted)
         self.result.plain += plain * len(ended) / len(uids)
         for uid, n in zip(going_on, n_accepted, strict=True):
             self._go_on(uid, n, spent / plain, plain / len(uids))

@@ -77,8 +77,8 @@ stop_after_the_block = mutant(
 )
 count_what_follows_the_end = mutant(
     GenerationBatch.settle,
-    "self.planner.accept(self.uids, n_accepted, n_tokens)",
-    "self.planner.accept(self.uids, [len(row) - 1 for row in rows], n_tokens)",
+    "self.planner.accept(self.uids, n_accepted)",
+    "self.planner.accept(self.uids, [len(row) - 1 for row in rows])",
 )
 show_the_whole_block = mutant(DraftedBlock._draw_after, "self.tokens[i, n : n + 1]", "self.tokens[i, n:]")
 draw_from_the_last_column = mutant(DraftedBlock.draws, "likeliest[i][n]", "likeliest[i][n if self.drafts[i] else -1]")

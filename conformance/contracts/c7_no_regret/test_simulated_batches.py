@@ -168,7 +168,7 @@ def test_the_simulation_is_what_the_batch_does(name: str, device: str) -> None:
 @pytest.mark.planted
 def test_another_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: the batch never feeds ahead."""
-    asked, costs = numbered("beside"), device_costs("metal")
+    asked, costs = numbered("one"), device_costs("metal")
     simulated: Result = together(asked, costs)
     monkeypatch.setattr(BatchPlanner, "runs_ahead", lambda *_: False)
     assert simulated.blocks != batch_blocks(asked, costs)

@@ -85,8 +85,8 @@ def swap_the_statistics() -> None:
     """Each row gets the number of accepted tokens of its neighbour."""
     accept = BatchPlanner.accept
 
-    def accept_and_swap(self: Any, uids: list[int], n_accepted: list[int], n_tokens: int) -> None:
-        accept(self, uids, n_accepted, n_tokens)
+    def accept_and_swap(self: Any, uids: list[int], n_accepted: list[int]) -> None:
+        accept(self, uids, n_accepted)
         for uid, own, other in zip(uids, n_accepted, n_accepted[1:] + n_accepted[:1], strict=True):
             if uid in self.rows:
                 self.rows[uid].stats.accepted += other - own
