@@ -58,13 +58,15 @@ IMAGE: Body = {"role": "user", "content": [{"type": "image_url", "image_url": {"
 
 
 def draw(rng: random.Random) -> Call:
-    end = rng.choice(["reads", "reads", "sends no more", "closes", "resets"])
+    stream = rng.random() < 0.5
+    # A client of a whole answer that sends no more counts as one that left.
+    end = rng.choice(["reads", "reads", "sends no more" if stream else "reads", "closes", "resets"])
     leaves = end in ("closes", "resets")
     point = rng.choice(list(POINTS)) if rng.random() < 0.3 else ""
     system = {"role": "system", "content": f"{point} {rng.randrange(4)} " + "abc " * rng.choice([1, 20])}
     body: Body = {"messages": [system, *EDIT], "max_tokens": FOREVER if leaves else rng.choice([1, LENGTH])}
     body |= rng.choice([{}, {}, {"seed": 1}, GATE_OFF, {"temperature": 1}])
-    body |= {"stream": rng.random() < 0.5, "logit_bias": {"0": -100, "4": -100}}
+    body |= {"stream": stream, "logit_bias": {"0": -100, "4": -100}}
     refused = rng.random() < 0.1
     wrong: Body = rng.choice([{"top_k": True}, {"messages": [IMAGE]}])
     # A request without a batch does not join one, and a prompt that cannot be stored has its response.
