@@ -53,8 +53,8 @@ def check_threads(server: Server, n: int) -> None:
 def test_threads(tmp_path: Path) -> None:
     reference = tmp_path / "reference.txt"
     reference.write_text("def f(x):\n    return x\n" * 50)
-    options = ("--draft-reference", str(reference), "--draft-memory", str(tmp_path / "memory"))
-    with serve(*options, env=FAST | planted(tell_streams, tmp_path)) as server:
+    files = ("--draft-reference", str(reference), "--draft-memory", str(tmp_path / "memory"))
+    with serve("--draft-type", "ngram-mod", *files, env=FAST | planted(tell_streams, tmp_path)) as server:
         check_threads(server, N)
 
 
