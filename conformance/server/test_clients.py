@@ -74,16 +74,12 @@ def test_what_the_server_counts(right: Reference) -> None:
 
 
 def check_models(server: Server, client: openai.OpenAI) -> None:
-    """Each model of the list can be asked for. The error for another one names it and those that are there."""
-    listed = list(client.models.list())
-    for model in listed:
+    """Each model of the list can be asked for. The error for another one names it."""
+    for model in client.models.list():
         assert client.models.retrieve(model.id) == model
-    with pytest.raises(openai.NotFoundError) as refused:
+    with pytest.raises(openai.NotFoundError, match="nowhere/nothing"):
         client.models.retrieve("nowhere/nothing")
-    errors = [refused.value.message]
-    errors.append(send(server, Request(CHAT, SHORT.body | {"model": "nowhere/nothing"})).error)
-    for error in errors:
-        assert all(name in error for name in ["nowhere/nothing", *(model.id for model in listed)]), error
+    assert "nowhere/nothing" in send(server, Request(CHAT, SHORT.body | {"model": "nowhere/nothing"})).error
 
 
 def check_what_clients_expect(server: Server) -> None:
