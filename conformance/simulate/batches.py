@@ -86,8 +86,9 @@ class Batch:
         """Feed a block. A row stays for one more block after its last token, unless that token was drafted."""
         uids = list(self.rows)
         drafts: list[list[int]] = [[] for _ in uids]
-        if not self.ahead:
-            drafts = self.planner.plan(uids, [row.left for row in self.rows.values()])
+        # A row joins with a pass of its own, which has no drafts.
+        if not self.ahead and any(row.done for row in self.rows.values()):
+            drafts = self.planner.plan(uids, [row.left if row.done else 0 for row in self.rows.values()])
         n_tokens = 1 + max(map(len, drafts))
         plain, spent = self.costs(len(uids)), self.costs(len(uids) * n_tokens)
         self.result.blocks.append((len(uids), n_tokens))

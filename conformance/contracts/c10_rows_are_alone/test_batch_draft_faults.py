@@ -67,26 +67,25 @@ def extract_the_whole_block(self: Any, idx: int) -> list[Any]:
 
 keep_the_padding = mutant(
     GenerationBatch.settle,
-    "[n_tokens - 1 - n for n in n_accepted]",
+    "[block.n_draft - n for n in n_accepted]",
     "[len(draft) - n for draft, n in zip(block.drafts, n_accepted)]",
 )
 stop_after_the_block = mutant(
     GenerationBatch._accept,
-    "if responses[-1].finish_reason is not None:",
-    "if responses[-1].finish_reason == 'length':",
+    "if reason is not None:",
+    "if reason == 'length':",
 )
 count_what_follows_the_end = mutant(
     GenerationBatch.settle,
     "self.planner.accept(self.uids, n_accepted)",
     "self.planner.accept(self.uids, [len(row) - 1 for row in rows])",
 )
-show_the_whole_block = mutant(DraftedBlock._draw_after, "self.tokens[i, n : n + 1]", "self.tokens[i, n:]")
+show_the_whole_block = mutant(DraftedBlock._draw_after, "self._tokens[i, n : n + 1]", "self._tokens[i, n:]")
 draw_from_the_last_column = mutant(DraftedBlock.draws, "likeliest[i][n]", "likeliest[i][n if self.drafts[i] else -1]")
 draw_what_is_rejected = mutant(
     DraftedBlock.draws,
-    "for i in going_on:\n            if self._drawn[i]:\n                self._drawn[i] =",
-    "for i in range(len(rows)):\n            if self._drawn[i] and self.drafts[i][len(rows[i]) - 1 :]:\n"
-    "                self._drawn[i] =",
+    "            elif self._drawn[i]:",
+    "            if self._drawn[i] and self.drafts[i][n:]:",
 )
 # Far fewer programs find a fault, and the failing one need not be shrunk.
 SEARCH = settings(parent=PROGRAMS, max_examples=200, derandomize=True, phases=[Phase.generate])

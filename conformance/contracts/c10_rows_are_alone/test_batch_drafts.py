@@ -54,7 +54,7 @@ def test_the_longest_blocks(family: str) -> None:
     requests = [asked(family, 5, 100, share, num_draft_tokens=100) for share in (1.0, 0.0)]
     requests[1][0].max_tokens = 6
     for got in check_alone(family, requests, BatchGenerator(model_of(family).model)):
-        assert got.last.draft.reason is None
+        assert got.stats and got.stats.reason is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -63,7 +63,7 @@ def test_a_cache_that_cannot_be_trimmed(family: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(batch_planner, "can_trim_prompt_cache", lambda *_: False)
     for got in check_alone(family, others(family)):
         assert not any(got.drafted)
-        assert got.last.draft is None or got.last.draft.reason == "the cache cannot be trimmed by row"
+        assert got.stats is None or got.stats.reason == "the cache cannot be trimmed by row"
 
 
 def test_rows_without_values() -> None:

@@ -111,7 +111,7 @@ def complaints_of(model: Any, row: Row, right: Recording, got: Answer, noise: Ca
 
 def are_told(row: Row, got: Answer) -> bool:
     """Whether the statistics of a row match its script, with one forward pass for each block."""
-    n_right, stats = sum(got.drafted), got.last.draft
+    n_right, stats = sum(got.drafted), got.stats
     if row.share is None:
         return n_right == 0 and stats is None
     counted = bool(stats.accepted == n_right <= stats.drafted and stats.forwards <= row.n + 1 - n_right)
@@ -128,7 +128,7 @@ def check_ends(family: str) -> None:
         requests += [(limited, right), (stopped, right)]
     for got in check_alone(family, requests):
         # What a row accepted behind its end is not counted.
-        assert got.last.draft.accepted == sum(got.drafted)
+        assert got.stats and got.stats.accepted == sum(got.drafted)
 
 
 def check_alone(

@@ -115,12 +115,14 @@ class Request:
     held: Sequence[int] = ()
     num_draft_tokens: int = DRAFT
     costs: Any = None
+    # What drafting did, once the request is inserted.
+    stats: DraftStats | None = None
 
-    @property
-    def planner(self) -> Planner | None:
+    def plan(self) -> Planner | None:
         if self.strategy is None:
             return None
-        return Planner(self.strategy, self.num_draft_tokens, DraftStats(), self.costs)
+        self.stats = DraftStats()
+        return Planner(self.strategy, self.num_draft_tokens, self.stats, self.costs)
 
 
 def insert(generator: BatchGenerator, request: Request) -> int:
@@ -134,7 +136,7 @@ def insert(generator: BatchGenerator, request: Request) -> int:
         samplers=[request.sampler],
         logits_processors=[list(request.processors)],
         stop_sequences=[StopSequences([request.stop] if request.stop else None)],
-        planners=[request.planner],
+        planners=[request.plan()],
     )
     return uid
 
@@ -168,6 +170,7 @@ class Answer:
     drafted: list[bool] = field(default_factory=list)
     # The last response.
     last: Any = None
+    stats: DraftStats | None = None
 
     def take(self, response: Any) -> None:
         assert self.last is None, "there are responses after the last one"
@@ -181,7 +184,7 @@ class Answer:
 
 def answers(generator: BatchGenerator, requests: Iterable[Request]) -> list[Answer]:
     """Serve requests that come at the same time."""
-    found = {insert(generator, request): Answer() for request in requests}
+    found = {insert(generator, request): Answer(stats=request.stats) for request in requests}
     while responses := generator.next_generated():
         for response in responses:
             found[response.uid].take(response)

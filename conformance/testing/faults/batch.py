@@ -39,7 +39,7 @@ def leave_the_last_block() -> None:
     GENERATE.draft_generate_step = mutant(
         GENERATE.draft_generate_step, end.format("n_accepted"), end.format("verifier._n_draft")
     )
-    kept, too_many = "n_tokens - 1 - n for n in n_accepted", "0 if row and row[-1].finish_reason else n_tokens - 1 - n"
+    kept, too_many = "block.n_draft - n for n in n_accepted", "0 if row and row[-1].finish_reason else block.n_draft - n"
     GenerationBatch.settle = mutant(GenerationBatch.settle, kept, f"{too_many} for n, row in zip(n_accepted, accepted)")
 
 
@@ -60,8 +60,9 @@ def send_what_follows_a_stop_word() -> None:
 
 def forget_parts_of_stop_words() -> None:
     """A stop word that spans two blocks is not found."""
-    forget = "responses = []\n    self._matchers[idx] = self.stop_sequences[idx].matcher()"
-    GenerationBatch._accept = mutant(GenerationBatch._accept, "responses = []", forget)
+    known = "responses, uid = [], self.uids[idx]"
+    forget = f"{known}\n    self._matchers[idx] = self.stop_sequences[idx].matcher()"
+    GenerationBatch._accept = mutant(GenerationBatch._accept, known, forget)
 
 
 def show_no_prompt() -> None:
@@ -71,7 +72,7 @@ def show_no_prompt() -> None:
 
 def show_no_accepted_tokens() -> None:
     """Penalties do not see drafted tokens."""
-    shown, none = "self.tokens[i, n : n + 1]", "self.tokens[i, n : n + (n == 0)]"
+    shown, none = "self._tokens[i, n : n + 1]", "self._tokens[i, n : n + (n == 0)]"
     DraftedBlock._draw_after = mutant(DraftedBlock._draw_after, shown, none)
 
 
@@ -214,6 +215,6 @@ def raise_for_some() -> None:
 def fail_together() -> None:
     """An error of one row ends the other rows too."""
     raise_for_some()
-    errors = "errors = self.planner.errors"
+    errors = "errors = self.planner.errors if self.planner is not None else {}"
     fail = "errors |= {uid: error for error in list(errors.values()) for uid in self.uids}"
     GenerationBatch.settle = mutant(GenerationBatch.settle, errors, f"{errors}\n    {fail}")
