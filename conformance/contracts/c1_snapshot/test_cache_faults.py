@@ -15,10 +15,12 @@ from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
+    _BaseCache,
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
+from mlx_lm.models.recurrent import BlockState
 
-from conformance.testing.caches import machines
+from conformance.testing.caches import layer_io, machines
 from conformance.testing.caches.batch_machine import BATCHES, BatchMachine
 from conformance.testing.caches.machines import CacheMachine, run, small_steps
 from conformance.testing.models.families import mutant
@@ -27,60 +29,53 @@ __all__ = ["small_steps"]
 
 # Nearly all are found by the 40 programs of a run of the suite. The failing one need not be shrunk.
 SEARCH = settings(parent=settings.get_profile("quick"), max_examples=4000)
-CUT = "if any(map(gt, self._kept, ends)):", "if False:"
+CUT = "self._mark.ends = [*map(min, self._mark.ends, ends)]", "pass"
 STATE, LISTED = "state, attributes = _copy_handles(snapshot)", "list of kv and rotating"
-HELD = "_copy_handles(snapshot.attributes)"
+HELD = "_copy_handles(attributes)"
 FITS = "self._idx - self.max_size if self._idx != self.offset else self.offset"
-SUPER, OWN = "super().restore(snapshot)", "_GrowingCache.restore(self, snapshot)"
-OF_ARRAYS, ROWS = "n := _per_row(n, self.batch_size)", "n = _per_row(n, self.offset.size)"
-LEAST = "n = [min(_per_row(n, self.offset.size))] * self.offset.size"
-# The kind of cache that shows it, the class, its method, and a piece of the source with what takes its place.
+OF_ARRAYS, ROWS = "rows = _per_row(n, self.batch_size)", "rows = _per_row(n, self.offset.size)"
+LEAST = "rows = [min(_per_row(n, self.offset.size))] * self.offset.size"
+# The kind of cache that shows it, the class or module, its function, and a piece of the source with what takes its place.
 FAULTS: list[tuple[str, Any, str, str, str]] = [
-    ("kv", KVCache, "restore", HELD, f"{HELD} | {{'offset': snapshot.attributes['offset'] + 1}}"),
+    ("kv", KVCache, "restore", HELD, f"{HELD} | {{'offset': attributes['offset'] + 1}}"),
     # It forgets that rows were cut once they are overwritten.
-    ("kv", KVCache, "_check", "for ends in since)", "for ends in since) and self.offset < snapshot.ends[0]"),
+    ("kv", KVCache, "_check", "not any(map(gt, ends, mark.ends))", "self.offset >= ends[0]"),
     ("kv", KVCache, "_cut", *CUT),
-    ("kv", KVCache, "trim", "if not _clamps(self, n):", "if True:"),
-    ("kv", KVCache, "can_trim", "_is_count(n)", "isinstance(n, int) and n >= 0"),
+    ("kv", KVCache, "trim", "_BaseCache.can_trim(self, n)", "False"),
+    ("kv", _BaseCache, "can_trim", "isinstance(n, Integral)", "isinstance(n, int)"),
     ("quantized", QuantizedKVCache, "_cut", *CUT),
     ("quantized", QuantizedKVCache, "_drop", "self.offset -= n", "self.offset -= max(n - 1, 0)"),
     ("quantized on the way", machines, "restore_prompt_cache", "cache[i] = c", "pass"),
-    ("rotating", RotatingKVCache, "restore", STATE, f"{STATE}; attributes['_idx'] = self._idx"),
+    ("rotating", _BaseCache, "restore", STATE, f"{STATE}; state = (*state[:-1], self._idx)"),
     ("rotating keep", RotatingKVCache, "can_trim", FITS, "self._idx"),
-    ("chunked", ChunkedKVCache, "restore", SUPER, f"front = self.start_position; {OWN}; self.start_position = front"),
     ("chunked", ChunkedKVCache, "_cut", *CUT),
+    ("chunked", ChunkedKVCache, "maybe_trim_front", "self._mark = None", "pass"),
     ("chunked", ChunkedKVCache, "can_trim", "end - end % self.chunk_size", "end"),
     # The state still holds the first dropped token.
-    ("arrays", ArraysCache, "_drop", "state_after(N - m)", "state_after(N - m + 1)"),
-    # Every pass keeps what it takes to trim it, also where no draft is in it. Or none does.
-    ("arrays", ArraysCache, "keep_block", " and idx not in self._set", ""),
-    ("mixed", ArraysCache, "keep_block", "if armed and", "if False and"),
+    ("arrays", BlockState, "without_last", "self.n_tokens - m", "self.n_tokens - m + 1"),
+    # Single tokens keep what it takes to trim them. Or no block does.
+    ("arrays", layer_io, "block_state", "1 < n_tokens", "0 < n_tokens"),
+    ("mixed", layer_io, "block_state", "1 < n_tokens", "SHORT_BLOCK < n_tokens"),
     # An error restores the caches before the one that cannot be restored.
     ("mixed", machines, "restore_prompt_cache", "c._check(s)", "pass"),
     ("mixed", CacheList, "_check", "c._check(s)", "pass"),
-    (LISTED, CacheList, "trim", "trim_prompt_cache(self.caches, n)", "self.caches[0].trim(n)"),
+    (LISTED, CacheList, "_drop", "trim_prompt_cache(self.caches, n)", "self.caches[0].trim(n)"),
     (LISTED, CacheList, "can_trim", "can_trim_prompt_cache(self.caches, n)", "self.caches[0].can_trim(n)"),
     (LISTED, CacheList, "restore", "(self.caches, snapshot)", "(self.caches[:1], snapshot[:1])"),
     ("layer", LayerCache, "restore", "(snapshot)", "(item for item in snapshot.items() if 'pending' not in item[0])"),
-    ("batch arrays", ArraysCache, "restore", STATE, f"{STATE}; attributes['left_padding'] = self.left_padding"),
-    ("batch arrays", ArraysCache, "_drop", OF_ARRAYS, "n := [max(_per_row(n, self.batch_size))] * self.batch_size"),
-    ("batch", BatchKVCache, "restore", HELD, f"{HELD} | {{'offset': snapshot.attributes['offset'] + 1}}"),
+    ("batch arrays", _BaseCache, "restore", STATE, f"{STATE}; state = (state[0], self.left_padding, state[2])"),
+    ("batch arrays", ArraysCache, "_drop", OF_ARRAYS, "rows = [max(_per_row(n, self.batch_size))] * self.batch_size"),
+    ("batch", BatchKVCache, "restore", HELD, f"{HELD} | {{'offset': attributes['offset'] + 1}}"),
     ("batch", BatchKVCache, "_cut", *CUT),
-    ("batch", BatchKVCache, "filter", "self._cut()", "pass"),
+    ("batch", BatchKVCache, "filter", "self._mark = None", "pass"),
     # A row that ends before the others does not count where it ends.
     ("batch", BatchKVCache, "_ends", "self._behind or [0]", "[0]"),
     ("batch", BatchKVCache, "_drop", ROWS, LEAST),
     # Reading the state moves the rows.
     ("batch", BatchKVCache, "state", "return self.keys", "self._align(); return self.keys"),
     # The snapshot shares its padding with the cache, so feeding changes it.
-    (
-        "batch rotating",
-        BatchRotatingKVCache,
-        "restore",
-        STATE,
-        f"{STATE}; attributes = snapshot[1]",
-    ),
-    ("batch rotating", BatchRotatingKVCache, "_drop", "if max(n) > 0 and", "if max(n) > min(n) and"),
+    ("batch rotating", _BaseCache, "restore", STATE, f"{STATE}; state = snapshot[0]"),
+    ("batch rotating", BatchRotatingKVCache, "_drop", "if max(rows) > 0 and", "if max(rows) > min(rows) and"),
     ("batch rotating", BatchRotatingKVCache, "_drop", ROWS, LEAST),
     # Rows that were evicted count, and the padding of a short prompt.
     ("batch rotating", BatchRotatingKVCache, "can_trim", "row - m >= self.max_size", "True"),

@@ -16,7 +16,7 @@ import mlx_lm
 from conformance.testing.models.architectures import CONFIGS, build, make_cache
 
 MODELS = ["mamba", "jamba", "rwkv7", "qwen3_next", "mamba2"]
-# A prompt is as long as a block can be, so that a cache could keep what it takes to drop its end.
+# A prompt is longer than the blocks whose end a cache can drop.
 LAYERS, PROMPT = 16, 64
 
 

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import (
 )
 
 from conformance.testing.caches.layer_io import LONGEST
-from conformance.testing.caches.machines import KINDS, CacheMachine, World, refusal
+from conformance.testing.caches.machines import KINDS, CacheMachine, World, copied, refusal
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BatchMachine(CacheMachine):
         for n in (1, 2):
             if can_trim_prompt_cache(self.world.caches, n):
                 assert n <= min(self.limits)
-                world = copy.deepcopy(self.world)
+                world = copied(self.world)
                 trim_prompt_cache(world.caches, n)
                 for reference in world.references:
                     reference.drop(n)
@@ -152,7 +152,6 @@ class BatchMachine(CacheMachine):
         batch = len(self.world.references[0].tokens)
         keep = sorted(data.draw(st.sets(st.integers(0, batch - 1), min_size=1)))
         snapshot, grows = snapshot_prompt_cache(self.world.caches), any(ends[0] > 0 for _, ends in self.world.rows())
-        self.world.armed = True
         self.world.cut_all()
         for cache in self.world.caches:
             cache.filter(mx.array(keep))

@@ -5,7 +5,7 @@ A token is a number, and its keys and values encode it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +27,14 @@ try:
 except ImportError:
     # Older releases lack this model. Their other caches are still tested.
     LayerCache = type("LayerCache", (), {})
+
+try:
+    from mlx_lm.models.recurrent import block_state
+except ImportError:
+    # A stage or a release in which recurrent layers drop nothing.
+    def block_state(state: mx.array, _: int, after: Callable[[int], mx.array]) -> mx.array:
+        return state
+
 
 LONGEST = 12
 # Quantization needs this width.
@@ -98,8 +106,8 @@ def feed_state(cache: ArraysCache, block: Block) -> tuple[Any, list[Block]]:
         states = [fold(tokens, state) for state, tokens in zip(states, fed, strict=True)]
         after.append((tails, states))
     # One entry is used as by a convolution, the other as by a recurrent state.
-    product.set_state(cache, 0, mx.array(tails), length, lambda n: mx.array(after[n - 1][0]))
-    product.set_state(cache, 1, mx.array(states), length, lambda n: mx.array(after[n - 1][1]))
+    cache[0] = block_state(mx.array(tails), length, lambda n: mx.array(after[n - 1][0]))
+    cache[1] = block_state(mx.array(states), length, lambda n: mx.array(after[n - 1][1]))
     cache.advance(length)
     return after, []
 
@@ -126,7 +134,7 @@ def feed(cache: Any, block: Block) -> tuple[Any, list[Block]]:
 
 def metadata(cache: Any) -> dict[str, Any]:
     """All attributes of a cache except its buffers. Feeding shows the content of those."""
-    hidden = {"keys", "values", "_cuts", "_n_cuts", "_kept", "_front", "_blocks", "_set", "_is_armed", "_block"}
+    hidden = {"keys", "values", "_mark", "_is_armed", "_block"}
     seen = {name: as_lists(value) for name, value in vars(cache).items() if name not in hidden}
     seen |= {"empty": cache.empty(), "trimmable": cache.is_trimmable()}
     if not isinstance(cache, LayerCache):

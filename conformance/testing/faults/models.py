@@ -149,17 +149,19 @@ def keep_the_state(_: ArraysCache, n: int) -> int:
     return n
 
 
-def drop_one_row_late(cache: ArraysCache, n: int) -> None:
+def drop_one_row_late(cache: ArraysCache, n: int) -> int:
     """The state still holds the first dropped token."""
     if n > 1:
         drop(cache, n - 1)
     cache.advance(-(n > 0))
+    return n
 
 
-def drop_to_zeros(cache: ArraysCache, n: int) -> None:
+def drop_to_zeros(cache: ArraysCache, n: int) -> int:
     drop(cache, n)
     if n > 0:
         cache.cache = [*cache.cache[:-1], mx.zeros_like(cache.cache[-1])]
+    return n
 
 
 def one_rejected_token_stays(verifier: BlockVerifier, n_accepted: int) -> None:
