@@ -116,9 +116,7 @@ def test_rows_that_hold_their_block_are_found(monkeypatch: pytest.MonkeyPatch) -
     def views(self: DraftedBlock, *args: Any) -> list[Any]:
         block = self._logits - mx.logsumexp(self._logits, axis=-1, keepdims=True)
         mx.eval(block)
-        return [
-            [(token, block[i, n]) for n, (token, _) in enumerate(row)] for i, row in enumerate(draws(self, *args))
-        ]
+        return [[(token, block[i, n]) for n, (token, _) in enumerate(row)] for i, row in enumerate(draws(self, *args))]
 
     monkeypatch.setattr(DraftedBlock, "draws", views)
     assert held(batch) > 1.5

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.draft import ModelDraftStrategy
+from mlx_lm.draft.loop import Decoder
 from mlx_lm.draft.verify import BlockVerifier
 
 from conformance.contracts.c3_exits.exits_run import (
@@ -252,8 +253,8 @@ class Unclosable:
 
 
 def keep_the_draft(strategy: Any, n_accepted: int, n_drafted: int) -> None:
-    strategy._n_fed += min(n_accepted, len(strategy._logits) - 1)
-    strategy._logits, strategy._snapshot = strategy._logits[-1:], None
+    strategy._n_fed = strategy._n_known - 1 + n_accepted
+    strategy._n_drafted = 0
 
 
 def take_accepted_tokens_twice(strategy: Any, n_accepted: int, n_drafted: int) -> None:
@@ -275,8 +276,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fault: Any) ->
     monkeypatch.setattr(owner, name, mutant(getattr(owner, name), *fault) if isinstance(fault, tuple) else fault)
 
 
-# The quantized entries never reach the list of the caller.
-SPLIT = "prompt_cache[:] = model_cache + strategy.cache", "pass"
+# The entries of the draft model never reach the list of the caller.
+SPLIT = "prompt_cache += draft_cache", "prompt_cache += make_prompt_cache(draft_model)"
 NEVER_DRAFTED = "yield token, logprobs, from_draft", "yield token, logprobs, False"
 
 
@@ -293,13 +294,13 @@ NEVER_DRAFTED = "yield token, logprobs, from_draft", "yield token, logprobs, Fal
         ("llama quantized late", "", at_the_limit, BlockVerifier, "_max_block", any_length),
         ("llama quantized", "", at_the_limit, BlockVerifier, "__init__", on_a_copy_of_the_list),
         ("llama", "", at_the_end_token, GENERATE, "speculative_generate_step", Unclosable),
-        ("llama", "", by_closing_the_stream, GENERATE, "draft_generate_step", NEVER_DRAFTED),
+        ("llama", "", by_closing_the_stream, Decoder, "generate", NEVER_DRAFTED),
         ("llama", "contrary like llama", by_close, ModelDraftStrategy, "accept", keep_the_draft),
         ("gemma3_text", "qwen3_next", by_throw, ModelDraftStrategy, "accept", keep_the_draft),
         ("nanbeige", "similar like nanbeige", by_close, ModelDraftStrategy, "accept", take_accepted_tokens_twice),
         ("qwen3_next", "gemma3_text", by_close, ModelDraftStrategy, "observe", mishear_the_last_token),
         ("mamba", "nanbeige", at_the_limit, ModelDraftStrategy, "close", nothing),
-        ("llama quantized late", "similar like llama", by_close, GENERATE, "_with_draft_cache", SPLIT),
+        ("llama quantized late", "similar like llama", by_close, GENERATE, "speculative_generate_step", SPLIT),
     ],
 )
 def test_a_planted_fault_is_found(
@@ -317,8 +318,8 @@ def test_a_planted_fault_is_found(
         ("C3 exits", BlockVerifier, "accept", nothing),
         ("C4 parity", BlockVerifier, "accept", nothing),
         ("C4 seeds", ModelDraftStrategy, "observe", another_seed),
-        ("C5 processors", GENERATE, "draft_generate_step", ("unseen = prompt, ", "unseen = prompt[-1:], ")),
-        ("C4 no limit", GENERATE, "draft_generate_step", ("n != max_tokens:", "n != abs(5 * max_tokens):")),
+        ("C5 processors", Decoder, "__init__", ("self.unseen = prompt, ", "self.unseen = prompt[-1:], ")),
+        ("C4 no limit", Decoder, "generate", ("else math.inf", "else -5 * max_tokens")),
     ],
 )
 def test_the_contracts_of_speculation_find_it(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
@@ -21,6 +20,7 @@ from mlx_lm.draft import (
     SuffixStrategy,
 )
 from mlx_lm.draft.costs import LearnedCosts
+from mlx_lm.draft.loop import Decoder
 from mlx_lm.draft.near_ties import AUTO_NOISE, NearTies
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import speculative_generate_step
@@ -173,17 +173,21 @@ def test_nothing_is_learned_when_costs_are_given(monkeypatch: pytest.MonkeyPatch
 
 
 LOOP_FAULTS = {
-    "every draft is right": ("draft[n_accepted : n_accepted + 1] == [token]", "n_accepted < len(draft)"),
-    "a row too early": ("draw(logits[i : i + 1]) for", "draw(logits[max(i - 1, 0) : max(i, 1)]) for"),
-    "a greedy row too early": ("sampler(logprobs), len", "sampler(mx.concatenate([logprobs[:1], logprobs[:-1]])), len"),
+    "every draft is right": ("generate", "self.is_drafted(token)", "self.n_accepted < len(self.draft)"),
+    "a row too early": ("draw_rows", "draw(logits[i : i + 1]) for", "draw(logits[max(i - 1, 0) : max(i, 1)]) for"),
+    "a greedy row too early": (
+        "draw_rows",
+        "sampler(logprobs), len",
+        "sampler(mx.concatenate([logprobs[:1], logprobs[:-1]])), len",
+    ),
 }
 
 
 @pytest.mark.planted
 @pytest.mark.parametrize("fault", LOOP_FAULTS)
 def test_a_planted_fault_of_the_loop_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    generate = sys.modules["mlx_lm.generate"]
-    monkeypatch.setattr(generate, "draft_generate_step", mutant(generate.draft_generate_step, *LOOP_FAULTS[fault]))
+    name, *edit = LOOP_FAULTS[fault]
+    monkeypatch.setattr(Decoder, name, mutant(getattr(Decoder, name), *edit))
     assert complaints("llama", "suffix") != []
 
 

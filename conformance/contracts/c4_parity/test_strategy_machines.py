@@ -197,14 +197,14 @@ def across_the_separator(strategy: NgramSimpleStrategy, n_max: int) -> Sequence[
 
 
 def forget_nothing(strategy: ModelDraftStrategy, n_accepted: int, n_drafted: int) -> None:
-    strategy._n_fed += max(len(strategy._logits) - 1, 0)
-    strategy._logits, strategy._snapshot = strategy._logits[-1:], None
+    strategy._n_fed = strategy._n_known + max(strategy._n_drafted - 1, 0)
+    strategy._n_drafted = 0
 
 
 def keep_the_draft(strategy: ModelDraftStrategy, n_accepted: int, n_drafted: int) -> None:
     """The rejected tokens stay in the cache of the draft model."""
-    strategy._n_fed += min(n_accepted, len(strategy._logits) - 1)
-    strategy._logits, strategy._snapshot = strategy._logits[-1:], None
+    strategy._n_fed = strategy._n_known - 1 + n_accepted
+    strategy._n_drafted = 0
 
 
 def remember_half(table: NgramModTable, tokens: Any, *args: Any) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.draft.loop import Decoder
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
 from conformance.testing.decode.recorder import Step, gap
 from conformance.testing.models.architectures import make_cache
 from conformance.testing.models.families import (
-    GENERATE,
     OPTIONS,
     PROMPT,
     VOCAB,
@@ -200,22 +200,31 @@ def test_a_greedy_draft_without_processors_is_drawn_at_once() -> None:
     assert make_sampler(0.0) is greedy_sampler
 
 
-EAGER = "greedy = sampler is greedy_sampler and not logits_processors"
-IS_RIGHT = "from_draft = draft[n_accepted : n_accepted + 1] == [token]"
-APPEND = "history = mx.concat([history, y])"
-REST = "mx.array([] if from_draft else draft[n_accepted:], mx.uint32)"
+EAGER = "if self.sampler is not greedy_sampler or self.processors or len(logits) == 1:"
+IS_RIGHT = "from_draft = self.is_drafted(token)"
+APPEND = "self.history = mx.concat([self.history, y])"
+REST = "mx.array([] if from_draft else self.draft[self.n_accepted :], mx.uint32)"
 FAULTS = {
-    "a rejected draft in the history": (IS_RIGHT, f"{IS_RIGHT}; history = mx.concat([history, {REST}])"),
-    "no accepted token in the history": (APPEND, APPEND + " if not draft else history"),
-    "the last token of the prompt only": ("history, unseen = prompt, ", "history, unseen = prompt[-1:], "),
-    "one draw more for a rejected draft": (IS_RIGHT, f"{IS_RIGHT} or (draft and sampler(logprobs[None]) is None)"),
-    "all rows of a block at once": (EAGER, "greedy = True"),
-    "every processor twice": ("in logits_processors or ():", "in 2 * (logits_processors or []):"),
+    "a rejected draft in the history": (
+        "generate",
+        IS_RIGHT,
+        f"{IS_RIGHT}; self.history = mx.concat([self.history, {REST}])",
+    ),
+    "no accepted token in the history": ("generate", APPEND, APPEND + " if not self.draft else self.history"),
+    "the last token of the prompt only": ("__init__", "self.unseen = prompt, ", "self.unseen = prompt[-1:], "),
+    "one draw more for a rejected draft": (
+        "generate",
+        IS_RIGHT,
+        f"{IS_RIGHT} or (self.draft and self.sampler(logprobs[None]) is None)",
+    ),
+    "all rows of a block at once": ("draw_rows", EAGER, "if len(logits) == 1:"),
+    "every processor twice": ("draw", "in self.processors:", "in 2 * self.processors:"),
 }
 
 
 @pytest.mark.planted
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(GENERATE, "draft_generate_step", mutant(GENERATE.draft_generate_step, *FAULTS[fault]))
+    name, *edit = FAULTS[fault]
+    monkeypatch.setattr(Decoder, name, mutant(getattr(Decoder, name), *edit))
     assert complaints("llama", "temperature", "penalties") != []

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from mlx_lm.draft import DraftStats, Planner, verify
+from mlx_lm.draft.loop import Decoder
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models.cache import can_trim_prompt_cache
 
 from conformance.testing.decode.recorder import Step, gap
 from conformance.testing.models.families import (
     FAMILIES,
-    GENERATE,
     OPTIONS,
     RESTORED,
     VOCAB,
@@ -190,9 +190,9 @@ def test_one_forward_too_many_is_found(monkeypatch: pytest.MonkeyPatch, family: 
 @pytest.mark.parametrize(
     ("owner", "name", "old", "new"),
     [
-        (GENERATE, "draft_generate_step", "feed(token, max_tokens - n - 1)", "feed(token, max_tokens - n)"),
-        (GENERATE, "draft_generate_step", "feed(token, max_tokens - n - 1)", "feed(token, max_tokens - n - 2)"),
-        (GENERATE, "draft_generate_step", "stats.accepted += 1", "stats.accepted += len(draft) > 1"),
+        (Decoder, "generate", "feed(token, self.plan(n_left))", "feed(token, self.plan(n_left + 1))"),
+        (Decoder, "generate", "feed(token, self.plan(n_left))", "feed(token, self.plan(max(n_left - 1, 0)))"),
+        (Decoder, "generate", "stats.accepted += 1", "stats.accepted += len(self.draft) > 1"),
         (Planner, "feed", "stats.drafted += len(draft)", "stats.drafted += len(draft) + 1"),
         (BlockVerifier, "_forward", "self.forwards += 1", "self.forwards += len(tokens) > 1"),
     ],

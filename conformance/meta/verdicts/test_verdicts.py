@@ -16,6 +16,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 from mlx import nn
+from mlx_lm.draft.loop import Decoder
 from mlx_lm.models.cache import QuantizedKVCache
 
 from conformance.check.decoding import Drafting, drafted
@@ -23,7 +24,7 @@ from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, j
 from conformance.testing.decode.recorder import Recording, Task, plain
 from conformance.testing.drafts.scripted import Scripted
 from conformance.testing.faults.models import FAULTS, OfAnotherKernel
-from conformance.testing.models.families import GENERATE, VOCAB, model_of, mutant
+from conformance.testing.models.families import VOCAB, model_of, mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -114,8 +115,9 @@ def test_nothing_is_found_where_nothing_is_planted(family: str, device: str) -> 
 
 
 LOOP_FAULTS = {
-    "every draft is right": ("draft[n_accepted : n_accepted + 1] == [token]", "n_accepted < len(draft)"),
+    "every draft is right": ("generate", "self.is_drafted(token)", "self.n_accepted < len(self.draft)"),
     "a row too early": (
+        "draw_rows",
         "logits - mx.logsumexp(logits, axis=-1, keepdims=True)",
         "(logits := mx.concatenate([logits[:1], logits[:-1]])) - mx.logsumexp(logits, axis=-1, keepdims=True)",
     ),
@@ -125,8 +127,8 @@ LOOP_FAULTS = {
 @pytest.mark.parametrize("name", LOOP_FAULTS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_fault_of_the_loop_is_no_near_tie(name: str, device: str) -> None:
-    wrong = mutant(GENERATE.draft_generate_step, *LOOP_FAULTS[name])
-    fault = (GENERATE, "draft_generate_step", wrong)
+    method, *edit = LOOP_FAULTS[name]
+    fault = (Decoder, method, mutant(getattr(Decoder, method), *edit))
     assert [verdict("llama", DEVICES[device], seed, fault).kind for seed in SEEDS] == [FAULT] * len(SEEDS)
 
 

@@ -13,6 +13,7 @@ from mlx_lm import server
 from mlx_lm.draft import BlockCosts, batch_planner, options, verify
 from mlx_lm.draft.batch import DraftedBlock
 from mlx_lm.draft.batch_planner import BatchPlanner
+from mlx_lm.draft.loop import Decoder
 from mlx_lm.draft.options import DraftOptions
 from mlx_lm.generate import GenerationBatch
 from mlx_lm.models import llama
@@ -36,9 +37,7 @@ def keep_a_rejected_token() -> None:
 def leave_the_last_block() -> None:
     """Drafted tokens after the last token of an answer stay in the cache."""
     end = "verifier.accept({})\n            verifier.close()"
-    GENERATE.draft_generate_step = mutant(
-        GENERATE.draft_generate_step, end.format("n_accepted"), end.format("verifier._n_draft")
-    )
+    Decoder.generate = mutant(Decoder.generate, end.format("self.n_accepted"), end.format("verifier._n_draft"))
     kept, too_many = "block.n_draft - n for n in n_accepted", "0 if row and row[-1].finish_reason else block.n_draft - n"
     GenerationBatch.settle = mutant(GenerationBatch.settle, kept, f"{too_many} for n, row in zip(n_accepted, accepted)")
 
