@@ -231,10 +231,11 @@ def decoded(how: str, model: str, cases: Sequence[str], decides_alone: bool = Fa
     Args:
         how: The way to split the model: tensor, pipeline, or whole, where every rank has all of it.
         model: A folder with a slash in its name, or an architecture.
-        decides_alone: Plant the fault that no rank asks the others what they can roll back.
+        decides_alone: Plant the fault that each rank decides what it drafts.
     """
     if decides_alone:
-        sys.modules["mlx_lm.generate"].parts_of_ranks = lambda _: (BlockVerifier, Planner)  # type: ignore[attr-defined]
+        generate: Any = sys.modules["mlx_lm.generate"]
+        generate.SharedPlanner = lambda _, make_strategy, *options: Planner(make_strategy(), *options)
     group = mx.distributed.init(strict=True, backend="ring")
     part, prompts = Part(split(model, how, group)), prompts_for(model)
     plain = {name: decode(part, group, "plain", name, prompt) for name, prompt in prompts.items()}
