@@ -183,7 +183,7 @@ LINK = {"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}
 SEES: Body = {"messages": [{"role": "user", "content": [LINK]}]}
 SERVER: Table = {
     "--allowed-origins": (Case("there,here", "answer.origin", "here"),),
-    "--allow-internal-image-urls": (Case("", "read_images.allow_internal", True, body=SEES),),
+    "--allow-internal-image-urls": (Case("", "make_opener.allow_internal", True, body=SEES),),
     "--draft-type": (*DRAFTING["--draft-type"], Case("ngram-mod", shares, True, body=OWN_MOD, then=OWN_MOD)),
     "--log-level": (Case("ERROR", "log.level", 40),),
     "--chat-template": (Case("x", "load.tokenizer_config", {"trust_remote_code": False, "chat_template": "x"}),),

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
+from email.message import Message
 from functools import cache, partial
 from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from urllib.response import addinfourl
 
 import mlx.core as mx
 import numpy as np
@@ -171,7 +173,7 @@ class Record:
             "make_prompt_cache": lambda model, **arguments: Made(make_prompt_cache(model), **arguments),
             "load_prompt_cache": lambda file_name, **_: (Made([KVCache()], file_name=file_name), cached),
             "load_processor": lambda **_: lambda _, images: ("image", images),
-            "read_images": lambda urls, **_: ["data:,"] * len(urls),
+            "make_opener": lambda **_: SimpleNamespace(open=lambda *_, **__: addinfourl(io.BytesIO(), Message(), "")),
             "batch_generate": lambda **_: SimpleNamespace(stats=numbers),
             "mark_drafted": lambda text, from_draft: text,
             "stream_generate": self.step,
