@@ -35,7 +35,7 @@ HELD = "_copy_handles(attributes)"
 FITS = "self._idx - self.max_size if self._idx != self.offset else self.offset"
 OF_ARRAYS, ROWS = "rows = _per_row(n, self.batch_size)", "rows = _per_row(n, self.offset.size)"
 LEAST = "rows = [min(_per_row(n, self.offset.size))] * self.offset.size"
-# The kind of cache that shows it, the class or module, its function, and a piece of the source with what takes its place.
+# The kind of cache that shows it, the class or module, its function, and a piece of its source with what replaces it.
 FAULTS: list[tuple[str, Any, str, str, str]] = [
     ("kv", KVCache, "restore", HELD, f"{HELD} | {{'offset': attributes['offset'] + 1}}"),
     # It forgets that rows were cut once they are overwritten.
