@@ -58,7 +58,9 @@ class AtDepth:
         return [token if i < self.depth else (token + 1) % VOCAB for i, token in enumerate(draft)]
 
     def accept(self, n_accepted: int, n_drafted: int) -> None:
-        self.as_meant.append(n_accepted == min(self.depth, n_drafted))
+        # A proposal of which nothing was fed is answered as well.
+        if n_drafted > 0:
+            self.as_meant.append(n_accepted == min(self.depth, n_drafted))
 
 
 def tokens_of(length: int) -> list[int]:
