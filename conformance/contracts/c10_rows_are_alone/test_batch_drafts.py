@@ -54,7 +54,8 @@ def test_the_longest_blocks(family: str) -> None:
     requests = [asked(family, 5, 100, share, num_draft_tokens=100) for share in (1.0, 0.0)]
     requests[1][0].max_tokens = 6
     for got in check_alone(family, requests, BatchGenerator(model_of(family).model)):
-        assert got.stats and got.stats.reason is None
+        assert got.stats
+        assert got.stats.reason is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

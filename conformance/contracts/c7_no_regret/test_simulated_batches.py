@@ -70,7 +70,7 @@ def test_rows_without_a_credit_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def init_without_credit(self: BatchPlanner, *args: Any) -> None:
         init(self, *args)
-        self.rows.default_factory = lambda: Planner(Wrong(), 1, DraftStats())  # type: ignore[attr-defined]
+        self.rows.default_factory = lambda: Planner(Wrong(), 1, DraftStats())
 
     monkeypatch.setattr(BatchPlanner, "__init__", init_without_credit)
     assert regrets(recorded("beside"), 4, device_costs("cuda")) != []

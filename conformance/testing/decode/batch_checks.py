@@ -114,6 +114,7 @@ def are_told(row: Row, got: Answer) -> bool:
     n_right, stats = sum(got.drafted), got.stats
     if row.share is None:
         return n_right == 0 and stats is None
+    assert stats is not None
     counted = bool(stats.accepted == n_right <= stats.drafted and stats.forwards <= row.n + 1 - n_right)
     return counted and (n_right > 0) == (row.share > 0) and stats.drafted > 0 and stats.reason is None
 
@@ -128,7 +129,8 @@ def check_ends(family: str) -> None:
         requests += [(limited, right), (stopped, right)]
     for got in check_alone(family, requests):
         # What a row accepted behind its end is not counted.
-        assert got.stats and got.stats.accepted == sum(got.drafted)
+        assert got.stats
+        assert got.stats.accepted == sum(got.drafted)
 
 
 def check_alone(

@@ -38,7 +38,10 @@ def leave_the_last_block() -> None:
     """Drafted tokens after the last token of an answer stay in the cache."""
     end = "verifier.accept({})\n            verifier.close()"
     Decoder.generate = mutant(Decoder.generate, end.format("self.n_accepted"), end.format("verifier._n_draft"))
-    kept, too_many = "block.n_draft - n for n in n_accepted", "0 if row and row[-1].finish_reason else block.n_draft - n"
+    kept, too_many = (
+        "block.n_draft - n for n in n_accepted",
+        "0 if row and row[-1].finish_reason else block.n_draft - n",
+    )
     GenerationBatch.settle = mutant(GenerationBatch.settle, kept, f"{too_many} for n, row in zip(n_accepted, accepted)")
 
 
