@@ -37,7 +37,7 @@ def steps(make: Callable[[], Any]) -> list[tuple[str, str]]:
     prompt, answer = (re.findall(r" ?[A-Za-z]+|\d|\n *| +|[^\w\s]|\S", text) for text in (PROMPT, ANSWER))
     ids = {piece: i for i, piece in enumerate(dict.fromkeys(prompt + answer))}
     strategy, n, found = make(), 0, []
-    strategy.observe([ids[piece] for piece in prompt])
+    strategy.begin([ids[piece] for piece in prompt])
     while n < len(answer):
         draft, wanted = strategy.propose(LONGEST), [ids[piece] for piece in answer[n:]]
         n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=False)) if len(set(pair)) > 1), len(draft))

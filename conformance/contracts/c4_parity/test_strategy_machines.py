@@ -183,12 +183,11 @@ def test_programs_of_several_turns(name: str, reference: list[int] | None, turns
 
 def see_what_is_to_come(strategy: EditStrategy, tokens: Sequence[int]) -> None:
     """A planted fault: tokens are compared with a text that holds the tokens after them."""
-    start = len(strategy._tokens)
-    strategy._take(tokens)
-    if strategy._was_asked:
-        for i, token in enumerate(tokens, start):
-            if then := strategy._follow(i, token):
-                then(i)
+    SuffixStrategy.observe(strategy, tokens)
+    if strategy._changes is not None:
+        for token in tokens:
+            strategy._follow(token)
+            del strategy._tokens[-1], strategy._prefix_suffixes[-1]
 
 
 def across_the_separator(strategy: NgramSimpleStrategy, n_max: int) -> Sequence[int]:

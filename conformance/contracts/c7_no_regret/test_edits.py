@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_lm.draft import EditStrategy, SuffixStrategy
+from mlx_lm.draft import changes
 from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 
@@ -62,7 +63,7 @@ def test_edits_are_faster_than_with_the_longest_match(encoding: str, table: str)
 
 
 def without_changes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Changes, "learn", lambda *_: None)
+    patch.setattr(Changes, "learn", lambda *_: False)
 
 
 def without_guesses(patch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def without_guesses(patch: pytest.MonkeyPatch) -> None:
 
 def always_sure(patch: pytest.MonkeyPatch) -> None:
     """A planted fault: a learned change is applied at every place with one of its tokens."""
-    patch.setattr(module, "_LIKELY", (1.0,) * 6, raising=False)
+    patch.setattr(changes, "PRIORS", (1.0,) * 6)
     patch.setattr(Changes, "_not_done", lambda *_: None)
 
 
@@ -129,14 +130,14 @@ def astray(drawn: Sequence[Operation]) -> list[int]:
     # A copied token is its own place in the source, and all of them are in order: no edit distance is shorter.
     pairs = {i: token for i, token in enumerate(answer) if token < len(source)}
     strategy, found = EditStrategy(), []
-    strategy.observe([*source, *source[::-2], *source[-2::-2]])
+    strategy.begin([*source, *source[::-2], *source[-2::-2]])
     for i, token in enumerate(answer):
         draft = list(strategy.propose(4))
         place = pairs.get(i - 1)
         if i > 7 and place is not None:
             due = source[place + 1 : place + 5]
             is_alone = pairs.get(i - 2) != place - 1
-            guessed = [strategy._tokens[one] for _, one in strategy._guesses]
+            guessed = [strategy._tokens[one.place] for one in strategy._resumes]
             if draft[: len(due)] != due and not (is_alone and due[0] in guessed):
                 found.append(i)
         strategy.accept(0, len(draft))
@@ -156,7 +157,7 @@ LONG: list[Operation] = [("replace", 3, 2), ("insert", 0, 4), ("drop", 20, 0), (
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize(("name", "value"), [("_candidates", lambda *_: iter(())), ("WINDOW", 4)])
+@pytest.mark.parametrize(("name", "value"), [("_ahead", lambda *_: iter(())), ("WINDOW", 4)])
 def test_a_lost_place_is_found(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
     assert astray(LONG) == []
     monkeypatch.setattr(*((EditStrategy, name) if name.startswith("_") else (module, name)), value)
