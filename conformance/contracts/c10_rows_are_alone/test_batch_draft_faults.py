@@ -57,8 +57,8 @@ def take_rows_to_end_alike(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def filter_and_forget(self: Any, keep: list[int]) -> None:
     """What is decoded for the remaining rows, but not returned yet, is lost."""
-    filter_rows(self, keep)
     self._block = None
+    filter_rows(self, keep)
 
 
 def extract_the_whole_block(self: Any, idx: int) -> list[Any]:
@@ -66,7 +66,7 @@ def extract_the_whole_block(self: Any, idx: int) -> list[Any]:
 
 
 keep_the_padding = mutant(
-    GenerationBatch.settle,
+    GenerationBatch._finish_block,
     "[block.n_draft - n for n in n_accepted]",
     "[len(draft) - n for draft, n in zip(block.drafts, n_accepted)]",
 )
@@ -76,7 +76,7 @@ stop_after_the_block = mutant(
     "if reason == 'length':",
 )
 count_what_follows_the_end = mutant(
-    GenerationBatch.settle,
+    GenerationBatch._finish_block,
     "self.planner.accept(self.uids, n_accepted)",
     "self.planner.accept(self.uids, [len(row) - 1 for row in rows])",
 )
@@ -114,12 +114,12 @@ CHECKS: dict[str, Callable[[], None]] = {
     ("rows", GENERATE, "drop_tokens", trim_alike),
     ("rows of windows", GENERATE, "drop_tokens", trim_alike),
     ("rows of states", GENERATE, "drop_tokens", trim_alike),
-    ("rows", GenerationBatch, "settle", keep_the_padding),
+    ("rows", GenerationBatch, "_finish_block", keep_the_padding),
     ("rows", DraftedBlock, "draws", draw_from_the_last_column),
     ("rows", BatchKVCache, "make_mask", mask_rows_that_end_alike),
     ("rows", BatchKVCache, "update_and_fetch", take_rows_to_end_alike(update)),
     ("ends", GenerationBatch, "_accept", stop_after_the_block),
-    ("ends", GenerationBatch, "settle", count_what_follows_the_end),
+    ("ends", GenerationBatch, "_finish_block", count_what_follows_the_end),
     ("draws", DraftedBlock, "_draw_after", show_the_whole_block),
     ("draws", DraftedBlock, "draws", draw_what_is_rejected),
     ("failures", GENERATE, "fail_alone", lambda function, *_: function),

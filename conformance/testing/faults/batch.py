@@ -42,7 +42,8 @@ def leave_the_last_block() -> None:
         "block.n_draft - n for n in n_accepted",
         "0 if row and row[-1].finish_reason else block.n_draft - n",
     )
-    GenerationBatch.settle = mutant(GenerationBatch.settle, kept, f"{too_many} for n, row in zip(n_accepted, accepted)")
+    rows = f"{too_many} for n, row in zip(n_accepted, accepted)"
+    GenerationBatch._finish_block = mutant(GenerationBatch._finish_block, kept, rows)
 
 
 def send_what_follows_a_stop_word() -> None:
