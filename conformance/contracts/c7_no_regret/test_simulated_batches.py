@@ -35,7 +35,7 @@ def regrets(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = S
     found = [] if result.speed >= SLOWEST else [f"all: {result.speed:.3f}"]
     for row in result.ended:
         n = len(row.request.answer)
-        if row.spent > (1 + CREDIT_OF_ROW) * n + CREDIT + 1e-6:
+        if row.spent > (1 + CREDIT_OF_ROW) * n + CREDIT + 0.01:
             found.append(f"{n} tokens: {row.spent:.2f}")
     return found
 
