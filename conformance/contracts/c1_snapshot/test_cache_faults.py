@@ -48,8 +48,8 @@ FAULTS: list[tuple[str, Any, str, str, str]] = [
     ("quantized on the way", machines, "restore_prompt_cache", "cache[i] = c", "pass"),
     ("rotating", _BaseCache, "restore", STATE, f"{STATE}; state = (*state[:-1], self._idx)"),
     ("rotating keep", RotatingKVCache, "can_trim", FITS, "self._idx"),
-    ("chunked", ChunkedKVCache, "_cut", *CUT),
-    ("chunked", ChunkedKVCache, "maybe_trim_front", "self._mark = None", "pass"),
+    ("chunked", ChunkedKVCache, "_drop", "self.offset -= n", "self.offset -= max(n - 1, 0)"),
+    ("chunked", _BaseCache, "restore", STATE, f"{STATE}; state = (*state[:-1], self.start_position)"),
     ("chunked", ChunkedKVCache, "can_trim", "end - end % self.chunk_size", "end"),
     # The state still holds the first dropped token.
     ("arrays", BlockState, "without_last", "self.n_tokens - m", "self.n_tokens - m + 1"),

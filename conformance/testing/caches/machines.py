@@ -52,7 +52,7 @@ STEPPING = (KVCache, QuantizedKVCache, ChunkedKVCache, BatchKVCache, RotatingKVC
 # These hold every row, so they can drop any number of tokens.
 WHOLE = (KVCache, QuantizedKVCache, ConcatenateKVCache, BatchKVCache)
 # A snapshot of these is only a number of rows. If a row below it is overwritten, it cannot be restored.
-GROWING = (KVCache, QuantizedKVCache, ChunkedKVCache, BatchKVCache)
+GROWING = (KVCache, QuantizedKVCache, BatchKVCache)
 SNAPSHOTS = 4
 
 
