@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
-from mlx_lm.draft import batch as drafts
 from mlx_lm.draft import verify
 
 from conformance.smollm2 import checks
 from conformance.smollm2.tasks import encode
 from conformance.testing.server.clients import EDIT
 from conformance.testing.texts.prompts import PROMPTS
+
+GENERATE: Any = import_module("mlx_lm.generate")
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -38,9 +40,9 @@ def test_drafting_is_exact(check: str, fixture: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_planted_fault_is_found(check: str, fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A rejected token stays in the cache."""
-    alone, together = verify.drop_tokens, drafts.drop_tokens
+    alone, together = verify.drop_tokens, GENERATE.drop_tokens
     monkeypatch.setattr(verify, "drop_tokens", lambda cache, n: alone(cache, max(n - 1, 0)))
-    monkeypatch.setattr(drafts, "drop_tokens", lambda cache, ns: together(cache, [max(n - 1, 0) for n in ns]))
+    monkeypatch.setattr(GENERATE, "drop_tokens", lambda cache, ns: together(cache, [max(n - 1, 0) for n in ns]))
     assert CHECKS[check](*fixture) != []
 
 
