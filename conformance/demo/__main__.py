@@ -40,7 +40,7 @@ def main() -> int:
         "--model", default=str(FIXTURE), help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh"
     )
     args = options.parse_args()
-    if "prompt_lookup_num_tokens" not in signature(stream_generate).parameters:
+    if "draft" not in signature(stream_generate).parameters:
         print(f"mlx-lm {mlx_lm.__version__} has no prompt lookup to show; scripts/apply.sh installs one that has")
         return 0
     try:

@@ -13,8 +13,7 @@ from statistics import geometric_mean
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from mlx_lm.draft import EditStrategy, SuffixStrategy
-from mlx_lm.draft import changes
+from mlx_lm.draft import EditStrategy, SuffixStrategy, changes
 from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 

@@ -88,7 +88,8 @@ def test_lengths_as_of_one_row_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     """A planted fault: a batch plans as if the other rows cost nothing."""
 
     def of_one_row(rows: list[Iterable[float]], costs: BlockCosts, credit: float) -> tuple[int, float]:
-        return max(planner.best_length([row], costs, credit) for row in rows)
+        lengths: list[tuple[int, float]] = [planner.best_length([row], costs, credit) for row in rows]
+        return max(lengths)
 
     monkeypatch.setattr(batch_planner, "best_length", of_one_row)
     assert any(regrets(recorded(kind), 16, device_costs("metal")) for kind in KINDS)
