@@ -12,6 +12,7 @@ from mlx_lm import server
 from mlx_lm.draft.model import vocab_size_of
 from mlx_lm.draft.ngram_mod import NgramModStrategy
 from mlx_lm.draft.options import DraftOptions
+from mlx_lm.generate import StopSequences
 from mlx_lm.models import llama
 from mlx_lm.models.cache import LRUPromptCache
 
@@ -39,7 +40,9 @@ def match_stop_words_as_tokens() -> None:
 
     def make_of_tokens(self: Any, key: Any, tokenizer: Any, words: Any, *args: Any) -> Any:
         _, text_sm = make(self, key, tokenizer, words, *args)
-        return server.make_stop_sequences(tokenizer, words), text_sm
+        encoded = [tokenizer.encode(word, add_special_tokens=False) for word in words]
+        ends = [(token,) for token in tokenizer.eos_token_ids]
+        return StopSequences([*ends, *map(tuple, encoded)]), text_sm
 
     server.ResponseGenerator._make_state_machine = make_of_tokens
 
