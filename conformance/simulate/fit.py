@@ -44,7 +44,7 @@ def fitted(make: Callable[[], Any], streams: Sequence[Stream]) -> tuple[Prior, d
     """The shares of right tokens and of right guesses in some streams, as the two priors that are shipped."""
     tokens: Counts[tuple[int, int]] = {}
     guesses: Counts[Any] = {}
-    learn, learn_guess = acceptance.AcceptanceRates.learn, EditStrategy._learn
+    learn, follow = acceptance.AcceptanceRates.learn, EditStrategy._follow
     # Each cell says another likelihood, so that a token tells its cell.
     marked = tuple(
         tuple(p + 1e-9 * (len(COLUMNS) * i + j) for j, p in enumerate(row)) for i, row in enumerate(acceptance.PRIOR)
@@ -56,26 +56,27 @@ def fitted(make: Callable[[], Any], streams: Sequence[Stream]) -> tuple[Prior, d
             count(tokens, cells[likely], right)
         learn(self, place, likely, right)
 
-    def guessed(self: Any, kind: Any, right: bool) -> None:
-        count(guesses, kind, right)
-        learn_guess(self, kind, right)
+    def followed(self: Any, token: int) -> None:
+        for resume in self._resumes:
+            count(guesses, resume.kind, self._tokens[resume.place] == token)
+        follow(self, token)
 
     with (
         mock.patch.object(acceptance, "PRIOR", marked),
         mock.patch.object(acceptance.AcceptanceRates, "learn", learned),
-        mock.patch.object(EditStrategy, "_learn", guessed),
+        mock.patch.object(EditStrategy, "_follow", followed),
     ):
         for costs in TABLES.values():
             run(make, streams, costs)
     prior = tuple(
         tuple(share(tokens, (i, j), shipped) for j, shipped in enumerate(row)) for i, row in enumerate(acceptance.PRIOR)
     )
-    return prior, {kind: share(guesses, kind, shipped) for kind, shipped in edit._PRIOR.items()}
+    return prior, {kind: share(guesses, kind, shipped) for kind, shipped in edit.PRIORS.items()}
 
 
 @contextmanager
 def using(prior: Prior, guesses: Mapping[Any, float]) -> Iterator[None]:
-    with mock.patch.object(acceptance, "PRIOR", prior), mock.patch.object(edit, "_PRIOR", dict(guesses)):
+    with mock.patch.object(acceptance, "PRIOR", prior), mock.patch.object(edit, "PRIORS", dict(guesses)):
         yield
 
 
@@ -88,7 +89,7 @@ def compared(what: str, part: str, prior: Prior, guesses: Mapping[Any, float]) -
     """A row for each table of costs: the shipped priors, the fitted one of the planner, and both fitted."""
     streams = load(what, part)
     shipped = speeds(streams)
-    with using(prior, edit._PRIOR):
+    with using(prior, edit.PRIORS):
         planner = speeds(streams)
     with using(prior, guesses):
         both = speeds(streams)
@@ -104,7 +105,7 @@ def main() -> None:
     shipped = [", ".join(f"{p:.2f}" for p in row) for row in acceptance.PRIOR]
     rows = [[n, *row, before] for n, row, before in zip(matches, prior, shipped, strict=True)]
     print(table(["tokens that match", "not known", "right", "wrong", "shipped"], rows) + "\n")
-    print(table(["guess", "fitted", "shipped"], ([kind, p, edit._PRIOR[kind]] for kind, p in guesses.items())) + "\n")
+    print(table(["guess", "fitted", "shipped"], ([kind, p, edit.PRIORS[kind]] for kind, p in guesses.items())) + "\n")
     print(table(["streams", "part", "how many", "costs", "shipped", "planner's prior fitted", "both fitted"]))
     for what in ("answers", "edits"):
         for part in PARTS:

@@ -126,7 +126,7 @@ def test_the_fit_finds_what_was_planted() -> None:
         assert prior[length.bit_length()][0] == pytest.approx(share, abs=0.03)
     # What was not seen stays as it is shipped.
     assert prior[0] == pytest.approx(acceptance.PRIOR[0])
-    assert guesses == pytest.approx(edit._PRIOR)
+    assert guesses == pytest.approx(edit.PRIORS)
 
 
 def test_a_fitted_prior_is_used_and_put_back() -> None:
@@ -134,6 +134,6 @@ def test_a_fitted_prior_is_used_and_put_back() -> None:
         return run(makers()["edit"], some(1), CPU).mean("speed")
 
     shipped, hopeless = speed(), tuple((0.01,) * 3 for _ in acceptance.PRIOR)
-    with using(hopeless, edit._PRIOR):
+    with using(hopeless, edit.PRIORS):
         assert speed() != shipped
     assert speed() == shipped
