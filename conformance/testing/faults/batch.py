@@ -36,7 +36,7 @@ def keep_a_rejected_token() -> None:
 
 def leave_the_last_block() -> None:
     """Drafted tokens after the last token of an answer stay in the cache."""
-    end = "verifier.accept({})\n            verifier.close()"
+    end = "verifier.accept({})\n        verifier.close()"
     Decoder.generate = mutant(Decoder.generate, end.format("self.n_accepted"), end.format("verifier._n_draft"))
     kept, too_many = (
         "block.n_draft - n for n in n_accepted",
