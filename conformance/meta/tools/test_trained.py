@@ -30,7 +30,7 @@ def test_each_place_of_an_answer_has_a_draft(work: str) -> None:
         assert any(right), stream.name
 
 
-# Where a lookup alone gives more tokens a forward pass, and how much: to ask the head again, it has to read long blocks.
+# Where a lookup alone gives more tokens a forward pass, and by how much: asked again, the head has much to read.
 BEHIND = {("real edits", "cpu"): 0.03}
 
 
