@@ -15,6 +15,7 @@ from mlx_lm.generate import GenerationBatch
 from mlx_lm.models.cache import BatchKVCache
 
 from conformance.testing.decode.batch_checks import (
+    check_cancels,
     check_draws,
     check_ends,
     check_failure,
@@ -100,6 +101,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "rows of windows": lambda: check_rows("gemma3_text"),
     "rows of states": lambda: check_rows("qwen3_next"),
     "ends": lambda: check_ends("llama"),
+    "cancels": lambda: check_cancels("llama"),
     "draws": lambda: check_draws("llama"),
     "failures": lambda: check_failure("sampler", 1),
     "programs": lambda: run_programs("llama", SEARCH),
@@ -123,7 +125,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     ("draws", DraftedBlock, "_draw_after", show_the_whole_block),
     ("draws", DraftedBlock, "draws", draw_what_is_rejected),
     ("failures", GENERATE, "fail_alone", lambda function, *_: function),
-    ("programs", GenerationBatch, "filter", filter_and_forget),
+    ("cancels", GenerationBatch, "filter", filter_and_forget),
     ("programs", GenerationBatch, "extract_cache", extract_the_whole_block),
 )
 def test_a_planted_fault_is_found(where: str) -> None:

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import BatchKVCache
 
 from conformance.testing.decode.batch_checks import (
     check_alone,
+    check_cancels,
     check_draws,
     check_ends,
     check_failure,
@@ -41,6 +42,11 @@ def test_programs(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_end_inside_a_block(family: str) -> None:
     check_ends(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cancelled_row(family: str) -> None:
+    check_cancels(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 from mlx_lm.generate import BatchGenerator
@@ -22,6 +22,7 @@ from conformance.testing.decode.batches import (
     asked,
     break_part,
     check_answer,
+    insert,
     prompt_of,
 )
 from conformance.testing.decode.recorder import Recording, Task, gap, next_turn, plain
@@ -131,6 +132,25 @@ def check_ends(family: str) -> None:
         # What a row accepted behind its end is not counted.
         assert got.stats
         assert got.stats.accepted == sum(got.drafted)
+
+
+def check_cancels(family: str) -> None:
+    """A row is cancelled after each of the first steps, mostly with a block under way. The others decode as alone."""
+    for n_steps in range(1, 6):
+        generator = BatchGenerator(model_of(family).model, draft_costs=FREE)
+        rights = {insert(generator, request): right.tokens for request, right in others(family)}
+        got: dict[int, list[int]] = {uid: [] for uid in rights}
+        cancelled = max(rights)
+        for step in count():
+            if step == n_steps:
+                generator.remove([cancelled])
+            responses = generator.next()[1]
+            for response in responses:
+                got[response.uid].append(response.token)
+            if step > n_steps and not responses:
+                break
+        for uid in rights.keys() - {cancelled}:
+            assert got[uid] == rights[uid][:20]
 
 
 def check_alone(
