@@ -50,6 +50,17 @@ def prompt_lookup_generate_step(
     how = dict(draft=backend, num_draft_tokens=num_draft_tokens, disable_adaptive_gate=True)
     yield from guessing_steps(prompt, model, **how, **options)
 """
+# The arguments that the streams of experiments name in their signature, and that of the series takes by **kwargs.
+STREAMS = """
+
+_stream_generate = stream_generate
+
+
+def stream_generate(model, tokenizer, prompt, *args, draft_type=None, prompt_lookup_num_tokens=None, **options):
+    named = dict(draft_type=draft_type, prompt_lookup_num_tokens=prompt_lookup_num_tokens)
+    options.update((name, value) for name, value in named.items() if value is not None)
+    yield from _stream_generate(model, tokenizer, prompt, *args, **options)
+"""
 OF_THE_LOOP = {
     "speculative_generate_step": "guessing_steps",
     "draft_strategy": "guesser",
@@ -94,6 +105,9 @@ def published(source: Path, into: Path, interface: str, fault: Plant | None = No
     """A tree with the interface of an experiment, whose package of the series has another name."""
     package, names = plant(source, into, fault) / "mlx_lm", INTERFACES[interface][1]
     (package / "draft").rename(package / "guessing")
+    if interface in ("draft_type", "prompt_lookup"):
+        with (package / "generate.py").open("a") as file:
+            file.write(STREAMS)
     for path in package.rglob("*.py"):
         text = re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[1]], path.read_text())
         path.write_text(re.sub(r"(?<=from )(mlx_lm|\.+)(\.?)draft(?=[. ])", r"\1\2guessing", text))
