@@ -20,8 +20,9 @@ class Patch:
     title: str
     drop_when: str
     tests: list[str]
-    # The lines of Python that it adds outside of tests/.
+    # The lines of Python that it adds outside of tests/, and in it.
     added: int
+    added_tests: int
 
 
 def read(folder: Path, name: str) -> Patch:
@@ -34,10 +35,12 @@ def read(folder: Path, name: str) -> Patch:
         raise Refused(f"the commit of {name} has no line 'Drop-when: ...' at the end of its message.")
     files = re.findall(r"^\+\+\+ b/(\S+)$", diff, re.MULTILINE)
     sections = re.split(r"^diff --git a/", diff, flags=re.MULTILINE)[1:]
-    source = [section for section in sections if re.match(r"(?!tests/)\S+\.py ", section)]
-    added = sum(len(re.findall(r"^\+(?!\+\+ )", section, re.MULTILINE)) for section in source)
+    added, added_tests = (
+        sum(len(re.findall(r"^\+(?!\+\+ )", one, re.MULTILINE)) for one in sections if re.match(python, one))
+        for python in (r"(?!tests/)\S+\.py ", r"tests/\S+\.py ")
+    )
     tests = [file for file in files if re.match(r"tests/test_\w+\.py", file)]
-    return Patch(name, title, re.sub(r"\s+", " ", drop[1]), tests, added)
+    return Patch(name, title, re.sub(r"\s+", " ", drop[1]), tests, added, added_tests)
 
 
 def table(folder: Path) -> str:

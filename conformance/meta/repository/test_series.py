@@ -14,7 +14,7 @@ from stages import read
 
 from conformance import ROOT
 from conformance.series.change import FAILURES, of_patch, selected, with_and_without
-from conformance.series.patches import PATCHES, name_of
+from conformance.series.patches import PATCHES, checkout, name_of
 from conformance.series.review import own_tests
 from conformance.series.trees import run_tests
 from conformance.series.upstream_tests import AS_ON_STOCK, KNOWN, with_model
@@ -24,8 +24,10 @@ from conformance.testing.clones import git
 pytestmark = pytest.mark.patched_source
 # With more variants, one series would no longer serve all releases.
 MAX_VARIANTS = 6
-# The most lines of code that a patch and the series may add, without tests: nobody reads more.
-MAX_PATCH, MAX_LINES = 300, 7130
+# The most lines of code that a patch may add, the series, and its stages up to core, without tests: nobody reads more.
+MAX_PATCH, MAX_LINES, MAX_TO_CORE = 280, 5930, 2080
+# The most lines of mlx_lm/draft, and of the tests that the patches add.
+MAX_DRAFT, MAX_TESTS = 3450, 6080
 # What a cover letter says, each below its heading.
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)
@@ -112,7 +114,12 @@ def too_large(lines: dict[str, int]) -> list[str]:
 
 def test_the_series_is_small() -> None:
     folder = ROOT / "patches"
-    assert too_large({name: read(folder, name).added for name in (folder / "series").read_text().split()}) == []
+    patches = {name: read(folder, name) for name in (folder / "series").read_text().split()}
+    assert too_large({name: patch.added for name, patch in patches.items()}) == []
+    assert sum(patch.added_tests for patch in patches.values()) <= MAX_TESTS
+    to_core = order()[: order().index("core") + 1]
+    assert sum(patch.added for name, patch in patches.items() if name.split("/")[0] in to_core) <= MAX_TO_CORE
+    assert sum(len(path.read_text().splitlines()) for path in (checkout() / "mlx_lm/draft").glob("*.py")) <= MAX_DRAFT
 
 
 def fake_patch(file: str, *lines: str) -> str:
@@ -126,8 +133,8 @@ def test_a_series_that_is_too_large_is_found(tmp_path: Path) -> None:
     files = {"mlx_lm/a.py": 20, "tests/test_a.py": 400, "mlx_lm/SERVER.md": 400}
     patch = "".join(fake_patch(file, *["    pass"] * count) for file, count in files.items())
     (tmp_path / "one").write_text(f"From: a\nSubject: [PATCH] T\n\nDrop-when: later\n---\n{patch}")
-    assert read(tmp_path, "one").added == 20
-    assert too_large({"a": 301, "b": 1}) == ["a adds 301 lines, 300 at most"]
+    assert (read(tmp_path, "one").added, read(tmp_path, "one").added_tests) == (20, 400)
+    assert too_large({"a": MAX_PATCH + 1, "b": 1}) == [f"a adds {MAX_PATCH + 1} lines, {MAX_PATCH} at most"]
     assert too_large(dict.fromkeys(map(str, range(MAX_LINES + 1)), 1)) == [
         f"the series adds {MAX_LINES + 1} lines, {MAX_LINES} at most"
     ]
