@@ -166,7 +166,13 @@ def ask_the_model_elsewhere() -> None:
 
 def answer_with_all_models() -> None:
     """A request for one model is answered with the list of all."""
-    server.unquote = lambda _: "/v1/models"
+    answer = server.APIHandler.handle_models_request
+
+    def answer_with_all(self: Any) -> None:
+        self.path = "/v1/models"
+        answer(self)
+
+    server.APIHandler.handle_models_request = answer_with_all
 
 
 def let_any_number_through() -> None:
