@@ -50,8 +50,8 @@ SLOWEST = 0.97
 MARGIN = 0.02
 # With records, EditStrategy is 2.4 % behind the rival that always drafts ten tokens (2.248 to 2.302). It was 1.7 %
 # behind (2.263) before; the likelihoods that all lookups share are a little low for it (higher ones give 2.267).
-# With outlines SuffixStrategy is 2.5 % behind (1.428 to 1.464): the planner learns sooner what a rival is worth that says
-# nothing of its drafts (10 % faster than before there, SuffixStrategy 1 % slower).
+# With outlines SuffixStrategy is 2.5 % behind (1.428 to 1.464): the planner learns sooner what a rival is worth that
+# says nothing of its drafts (10 % faster than before there, SuffixStrategy 1 % slower).
 MARGINS = {("edit", "json"): 0.025, ("suffix", "outline"): 0.03}
 # The most that drafts may cost beyond their gain, for any strategy.
 REGRET = CREDIT
