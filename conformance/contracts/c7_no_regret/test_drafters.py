@@ -48,7 +48,7 @@ MORE_SEEDS = dict.fromkeys(("outline", "quote", "lookup", "tool"), range(100, 11
 SLOWEST = 0.97
 # How much slower than the best rival EditStrategy and SuffixStrategy may be, as a share of its speed.
 MARGIN = 0.02
-# With records, EditStrategy is 2.4 % behind the rival that always drafts ten tokens (2.248 to 2.302). It was 1.7 %
+# With records, EditStrategy is 2.3 % behind the rival that always drafts ten tokens (2.248 to 2.302). It was 1.7 %
 # behind (2.263) before; the likelihoods that all lookups share are a little low for it (higher ones give 2.267).
 # With outlines SuffixStrategy is 2.5 % behind (1.428 to 1.464): the planner learns sooner what a rival is worth that
 # says nothing of its drafts (10 % faster than before there, SuffixStrategy 1 % slower).
