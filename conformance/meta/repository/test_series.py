@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from stages import read
+from stages import Patch, read
 
 from conformance import ROOT
 from conformance.series.change import FAILURES, of_patch, selected, with_and_without
@@ -104,22 +104,25 @@ def test_variants_are_few_and_of_patches() -> None:
     assert wrong_variants({"1": series()}, series()) == [f"1 has {len(PATCHES)} variants"]
 
 
-def too_large(lines: dict[str, int]) -> list[str]:
-    """The sizes of a series that are over the limits."""
-    found = [f"{name} adds {count} lines, {MAX_PATCH} at most" for name, count in lines.items() if count > MAX_PATCH]
-    if (whole := sum(lines.values())) > MAX_LINES:
-        found.append(f"the series adds {whole} lines, {MAX_LINES} at most")
-    return found
+def too_large(patches: dict[str, Patch], draft: int) -> list[str]:
+    """The sizes of a series that are over the limits, with so many lines of mlx_lm/draft."""
+    to_core = order()[: order().index("core") + 1]
+    early = [patch.added for name, patch in patches.items() if name.split("/")[0] in to_core]
+    sizes = {
+        **{name: (patch.added, MAX_PATCH) for name, patch in patches.items()},
+        "the series": (sum(patch.added for patch in patches.values()), MAX_LINES),
+        "the series up to core": (sum(early), MAX_TO_CORE),
+        "mlx_lm/draft": (draft, MAX_DRAFT),
+        "the tests": (sum(patch.added_tests for patch in patches.values()), MAX_TESTS),
+    }
+    return [f"{name}: {size} lines, {most} at most" for name, (size, most) in sizes.items() if size > most]
 
 
 def test_the_series_is_small() -> None:
     folder = ROOT / "patches"
     patches = {name: read(folder, name) for name in (folder / "series").read_text().split()}
-    assert too_large({name: patch.added for name, patch in patches.items()}) == []
-    assert sum(patch.added_tests for patch in patches.values()) <= MAX_TESTS
-    to_core = order()[: order().index("core") + 1]
-    assert sum(patch.added for name, patch in patches.items() if name.split("/")[0] in to_core) <= MAX_TO_CORE
-    assert sum(len(path.read_text().splitlines()) for path in (checkout() / "mlx_lm/draft").glob("*.py")) <= MAX_DRAFT
+    draft = sum(len(path.read_text().splitlines()) for path in (checkout() / "mlx_lm/draft").glob("*.py"))
+    assert too_large(patches, draft) == []
 
 
 def fake_patch(file: str, *lines: str) -> str:
@@ -134,10 +137,20 @@ def test_a_series_that_is_too_large_is_found(tmp_path: Path) -> None:
     patch = "".join(fake_patch(file, *["    pass"] * count) for file, count in files.items())
     (tmp_path / "one").write_text(f"From: a\nSubject: [PATCH] T\n\nDrop-when: later\n---\n{patch}")
     assert (read(tmp_path, "one").added, read(tmp_path, "one").added_tests) == (20, 400)
-    assert too_large({"a": MAX_PATCH + 1, "b": 1}) == [f"a adds {MAX_PATCH + 1} lines, {MAX_PATCH} at most"]
-    assert too_large(dict.fromkeys(map(str, range(MAX_LINES + 1)), 1)) == [
-        f"the series adds {MAX_LINES + 1} lines, {MAX_LINES} at most"
-    ]
+
+    def complaint(n: int, added: int, tests: int = 0, stage: str = order()[-1], draft: int = 0) -> str:
+        patch = Patch("", "", "", [], added, tests)
+        (found,) = too_large({f"{stage}/{i}": patch for i in range(n)}, draft)
+        return found
+
+    last = order()[-1]
+    assert complaint(1, MAX_PATCH + 1) == f"{last}/0: {MAX_PATCH + 1} lines, {MAX_PATCH} at most"
+    assert complaint(MAX_LINES + 1, 1) == f"the series: {MAX_LINES + 1} lines, {MAX_LINES} at most"
+    assert complaint(MAX_TO_CORE + 1, 1, stage="core") == (
+        f"the series up to core: {MAX_TO_CORE + 1} lines, {MAX_TO_CORE} at most"
+    )
+    assert complaint(1, 1, tests=MAX_TESTS + 1) == f"the tests: {MAX_TESTS + 1} lines, {MAX_TESTS} at most"
+    assert complaint(1, 1, draft=MAX_DRAFT + 1) == f"mlx_lm/draft: {MAX_DRAFT + 1} lines, {MAX_DRAFT} at most"
 
 
 @pytest.mark.planted
