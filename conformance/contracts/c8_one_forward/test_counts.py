@@ -11,8 +11,9 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from mlx_lm.draft import DraftStats, Planner, verify
+from mlx_lm.draft import DraftStats, verify
 from mlx_lm.draft.loop import Decoder
+from mlx_lm.draft.planner import Planner
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models.cache import can_trim_prompt_cache
 
