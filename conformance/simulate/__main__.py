@@ -101,7 +101,7 @@ def decode(
             learned.learn(1 + len(draft), clock(cost) if clock else cost)
         unseen = unseen + wanted[:n_right]
         # Plain decoding feeds the next token before it is known.
-        ahead = planner.idle and n_right == len(draft)
+        ahead = not draft
         if ahead:
             planner.observe(unseen)
             unseen = []
