@@ -27,6 +27,7 @@ CONTRADICTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--draft-type auto --draft-reference no.txt": ("--draft-reference", "no.txt"),
         f"--draft-type auto --draft-reference {WEIGHTS}": ("--draft-reference", "utf-8"),
         "--ngram-size 3": ("--ngram-size", "--draft-type"),
+        "--draft-margin 0.5": ("--draft-margin", "--draft-type"),
     },
     "chat": {
         "--draft-type suffix --ngram-size 3": ("--ngram-size", "--draft-type", "suffix"),
