@@ -26,12 +26,13 @@ FAILURES = [("observe", 1), ("propose", 1), ("accept", 0)]
 Rows = list[list[tuple[int, str | None]]]
 
 
-def fail_at_once(self: BatchPlanner, uid: int, function: Any, *args: Any) -> Any:
+def fail_at_once(self: BatchPlanner, method: str, default: Any, uid: int, *args: Any) -> Any:
     """A fault: what a strategy raises ends its row before the other ranks hear of it."""
     try:
-        return function(*args)
+        return getattr(self.rows[uid], method)(*args)
     except Exception as e:
         self.errors[uid] = e
+        return default
 
 
 def batch(group: Any, method: str, at: int) -> Rows:

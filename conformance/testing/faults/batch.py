@@ -50,8 +50,8 @@ def send_what_follows_a_stop_word() -> None:
     """All accepted tokens of a block are sent, also those after a stop word."""
     accept = GenerationBatch._accept
 
-    def accept_late(self: Any, idx: int, drawn: Any) -> Any:
-        row = accept(self, idx, drawn)
+    def accept_late(self: Any, idx: int, drawn: Any, *args: Any) -> Any:
+        row = accept(self, idx, drawn, *args)
         if row and row[-1].finish_reason == "stop":
             last, behind = row[-1], drawn[len(row) :]
             row += [replace(last, token=token, logprobs=p) for token, p in behind]
@@ -218,6 +218,6 @@ def raise_for_some() -> None:
 def fail_together() -> None:
     """An error of one row ends the other rows too."""
     raise_for_some()
-    errors = "errors = self.planner.errors if self.planner is not None else {}"
-    fail = "errors |= {uid: error for error in list(errors.values()) for uid in self.uids}"
-    GenerationBatch.settle = mutant(GenerationBatch.settle, errors, f"{errors}\n    {fail}")
+    finish, errors = "responses = self._finish_block()", "self.planner.errors"
+    fail = f"{errors} |= {{uid: error for error in list({errors}.values()) for uid in self.uids}}"
+    GenerationBatch.settle = mutant(GenerationBatch.settle, finish, f"{finish}\n    {fail}")
