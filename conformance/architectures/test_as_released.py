@@ -87,8 +87,9 @@ def test_a_recurrent_cache_of_another_package(name: str, released: str) -> None:
 
 @pytest.mark.planted
 def test_a_layer_that_asks_more_of_a_cache_is_found(released: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qwen3_next, "keep_last", lambda cache, *state: cache.keep_last(*state))
-    with pytest.raises(AttributeError, match="keep_last"):
+    layer = qwen3_next.Qwen3NextGatedDeltaNet
+    monkeypatch.setattr(layer, "__call__", mutant(layer.__call__, "cache.lengths)", "cache.ends)"))
+    with pytest.raises(AttributeError, match="ends"):
         test_a_recurrent_cache_of_another_package("qwen3_next", released)
 
 
@@ -173,11 +174,11 @@ def test_functions_of_models_take_what_they_take_in_the_release(released: str) -
 
 @pytest.mark.planted
 def test_a_changed_signature_is_found(released: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep_last(self: Any, i: int, x: mx.array) -> None:
+    def advance(self: Any, i: int, x: mx.array) -> None:
         pass
 
-    keep_last.__module__, keep_last.__qualname__ = ArraysCache.__module__, "ArraysCache.advance"
-    monkeypatch.setattr(ArraysCache, "advance", keep_last)
+    advance.__module__, advance.__qualname__ = ArraysCache.__module__, "ArraysCache.advance"
+    monkeypatch.setattr(ArraysCache, "advance", advance)
     with pytest.raises(AssertionError, match=r"cache\.ArraysCache\.advance"):
         test_functions_of_models_take_what_they_take_in_the_release(released)
 
