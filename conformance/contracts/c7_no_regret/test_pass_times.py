@@ -76,19 +76,19 @@ def near_ties() -> Learned:
 
     begun = [0]
     with pytest.MonkeyPatch.context() as patched:
-        begin, pause = PassClock.begin, PassClock.pause
+        begin, end = PassClock.begin, PassClock.fed
 
         def note_begin(self: PassClock, drafted: bool) -> None:
             begun[0] = len(fed)
             begin(self, drafted)
 
-        def note_pause(self: PassClock, n_tokens: int) -> None:
-            pause(self, n_tokens)
+        def note_fed(self: PassClock, n_tokens: int) -> None:
+            end(self, n_tokens)
             if self._pass:
                 learned.append((n_tokens, sum(n for n, _ in fed[begun[0] :])))
 
         patched.setattr(PassClock, "begin", note_begin)
-        patched.setattr(PassClock, "pause", note_pause)
+        patched.setattr(PassClock, "fed", note_fed)
         steps = speculative_generate_step(
             mx.array(prompt(0)),
             Noting(),
