@@ -62,7 +62,7 @@ def test_parity(name: str, where: str) -> None:
     assert complaints(name, where) == []
 
 
-arrays_drop: Any = getattr(ArraysCache, "_drop", None)
+arrays_drop: Any = getattr(ArraysCache, "trim", None)
 
 
 def drop_to_a_late_conv_state(cache: ArraysCache, n: int) -> int:
@@ -82,7 +82,7 @@ def forget_the_order(cache: RotatingKVCache) -> Any:
     ("llama", KVCache, "trim", trim_one_short),
     ("gemma3_text", RotatingKVCache, "trim", trim_to_the_wrong_place),
     ("mamba", ArraysCache, "trim", keep_the_state),
-    ("qwen3_next", ArraysCache, "_drop", drop_to_a_late_conv_state),
+    ("qwen3_next", ArraysCache, "trim", drop_to_a_late_conv_state),
     ("deepseek_v41", LayerCache, "restore", nothing),
 )
 def test_a_planted_fault_is_found(where: str) -> None:

@@ -89,7 +89,7 @@ class InBfloat16(OfAnotherKernel):
 accept = BlockVerifier.accept
 RIGHT = {kind: kind.trim for kind in (KVCache, QuantizedKVCache, RotatingKVCache)}
 # It comes with a later stage than what else is here.
-drop: Any = getattr(ArraysCache, "_drop", None)
+drop: Any = getattr(ArraysCache, "trim", None)
 
 
 def trim(cache: Any, n: int) -> None:
@@ -200,8 +200,8 @@ FAULTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     ],
     "recurrent": [
         (ArraysCache, "trim", keep_the_state),
-        (ArraysCache, "_drop", drop_one_row_late),
-        (ArraysCache, "_drop", drop_to_zeros),
+        (ArraysCache, "trim", drop_one_row_late),
+        (ArraysCache, "trim", drop_to_zeros),
         (BlockVerifier, "accept", nothing_is_rejected),
     ],
 }
