@@ -71,6 +71,18 @@ def test_a_wrong_shape_ends_its_row() -> None:
     check_a_wrong_shape()
 
 
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("token", [-1, 1 << 20, 1 << 40, 2.0])
+def test_what_is_no_token_ends_its_row(token: float, drafted: bool) -> None:
+    """The pass that takes it is under way before it is known, and must not read beside the weights."""
+    generator = BatchGenerator(model_of("llama").model, draft_costs=FREE, rows_fail_alone=True)
+    requests = [Request(p, TOKENS, Partly(p + [1] * TOKENS, 0.5) if drafted else None) for p in PROMPTS]
+    requests[1].sampler = lambda _: mx.array([token])
+    found = answers(generator, requests)
+    assert [answer.last.finish_reason for answer in found] == ["length", "error", "length", "length"]
+    assert found[1].tokens == []
+
+
 @pytest.mark.planted
 def test_a_shape_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("mlx_lm.generate"), "fail_alone", lambda function, *_: function)
