@@ -9,7 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import server
-from mlx_lm.draft.model import vocab_size_of
 from mlx_lm.draft.ngram_mod import NgramModStrategy
 from mlx_lm.draft.options import DraftOptions
 from mlx_lm.generate import StopSequences
@@ -153,12 +152,12 @@ def tell_streams() -> None:
 
 
 def ask_the_model_elsewhere() -> None:
-    """The thread of a request with a prediction asks the model for the size of its vocabulary."""
+    """The thread of a request with a prediction asks the model for logits."""
     generate = server.ResponseGenerator.generate
 
     def ask_and_generate(self: Any, request: Any, args: Any, *more: Any) -> Any:
         if args.prediction is not None:
-            vocab_size_of(self.model_provider.model)
+            self.model_provider.model(mx.array([[0]]))
         return generate(self, request, args, *more)
 
     server.ResponseGenerator.generate = ask_and_generate
