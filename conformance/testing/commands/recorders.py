@@ -228,7 +228,7 @@ class Record:
 
     def of_server(self) -> Iterator[Any]:
         server = module_of("server")
-        caches, stop = server.LRUPromptCache, server.ResponseGenerator.stop_and_join
+        caches = server.LRUPromptCache
 
         def make_caches(*args: Any) -> Any:
             made = caches(*args)
@@ -237,18 +237,21 @@ class Record:
 
         def serve(host: str, port: int, generator: Any) -> None:
             self.note("http", host=host, port=port)
-            with ThreadingHTTPServer(("127.0.0.1", 0), partial(server.APIHandler, generator)) as httpd:
-                # It looks this often whether it has to end.
-                threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
-                for body in self._bodies:
-                    body = {"messages": [{"role": "user", "content": QUESTION}]} | body
-                    url = f"http://127.0.0.1:{httpd.server_port}/v1/chat/completions"
-                    answer = requests.post(url, json=body, headers={"Origin": "here"}, timeout=60)
-                    self.note("answer", status=answer.status_code, origin=answer.headers["Access-Control-Allow-Origin"])
-                httpd.shutdown()
+            try:
+                with ThreadingHTTPServer(("127.0.0.1", 0), partial(server.APIHandler, generator)) as httpd:
+                    # It looks this often whether it has to end.
+                    threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
+                    for body in self._bodies:
+                        body = {"messages": [{"role": "user", "content": QUESTION}]} | body
+                        url = f"http://127.0.0.1:{httpd.server_port}/v1/chat/completions"
+                        answer = requests.post(url, json=body, headers={"Origin": "here"}, timeout=60)
+                        self.note(
+                            "answer", status=answer.status_code, origin=answer.headers["Access-Control-Allow-Origin"]
+                        )
+                    httpd.shutdown()
+            finally:
+                generator.stop_and_join()
 
-        # If a thread takes too long, the server ends its process, and here that is the process of the tests.
-        yield patch.object(server.ResponseGenerator, "stop_and_join", lambda generator, timeout=None: stop(generator))
         yield patch.object(server, "LRUPromptCache", make_caches)
         yield patch.object(server, "_run_http_server", serve)
         yield patch.object(server.APIHandler, "log_message", lambda *_: None)
