@@ -61,6 +61,8 @@ def die_where_a_request_joins() -> None:
             raise SystemExit from e
 
     LRUPromptCache.fetch_nearest_cache = fetch_or_die
+    # The server does not end then, so that it answers the other requests with errors.
+    server.ResponseGenerator.is_healthy = True
 
 
 def decode_for_nobody() -> None:
