@@ -57,8 +57,8 @@ def fitted(make: Callable[[], Any], streams: Sequence[Stream]) -> tuple[Prior, d
         learn(self, place, likely, right)
 
     def followed(self: Any, token: int) -> None:
-        for resume in self._resumes:
-            count(guesses, resume.kind, self._tokens[resume.place] == token)
+        for guess in self._guesses:
+            count(guesses, guess.kind, self._tokens[guess.place] == token)
         follow(self, token)
 
     with (

@@ -136,7 +136,7 @@ def astray(drawn: Sequence[Operation]) -> list[int]:
         if i > 7 and place is not None:
             due = source[place + 1 : place + 5]
             is_alone = pairs.get(i - 2) != place - 1
-            guessed = [strategy._tokens[one.place] for one in strategy._resumes]
+            guessed = [strategy._tokens[one.place] for one in strategy._guesses]
             if draft[: len(due)] != due and not (is_alone and due[0] in guessed):
                 found.append(i)
         strategy.accept(0, len(draft))
@@ -156,7 +156,7 @@ LONG: list[Operation] = [("replace", 3, 2), ("insert", 0, 4), ("drop", 20, 0), (
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize(("name", "value"), [("_ahead", lambda *_: iter(())), ("WINDOW", 4)])
+@pytest.mark.parametrize(("name", "value"), [("_behind", lambda *_: iter(())), ("WINDOW", 4)])
 def test_a_lost_place_is_found(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
     assert astray(LONG) == []
     monkeypatch.setattr(*((EditStrategy, name) if name.startswith("_") else (module, name)), value)
