@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
-import mlx.core as mx
 import pytest
 from hypothesis import Phase, settings
 from mlx_lm.draft.batch import DraftedBlock
@@ -40,12 +39,6 @@ def keep_a_token_too_many(cache: list[Any], n: int | list[int]) -> None:
 
 def trim_alike(cache: list[Any], n: int | list[int]) -> None:
     drop(cache, n if isinstance(n, int) else min(n))
-
-
-def mask_rows_that_end_alike(cache: BatchKVCache, *args: Any, **kwargs: Any) -> mx.array:
-    with patch.object(cache, "offset", cache._idx - cache.left_padding):
-        mask: mx.array = make_mask(cache, *args, **kwargs)
-        return mask
 
 
 def take_rows_to_end_alike(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +111,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     ("rows of states", GENERATE, "drop_tokens", trim_alike),
     ("rows", GenerationBatch, "_finish_block", keep_the_padding),
     ("rows", DraftedBlock, "draws", draw_from_the_last_column),
-    ("rows", BatchKVCache, "make_mask", mask_rows_that_end_alike),
+    ("rows", BatchKVCache, "make_mask", take_rows_to_end_alike(make_mask)),
     ("rows", BatchKVCache, "update_and_fetch", take_rows_to_end_alike(update)),
     ("ends", GenerationBatch, "_accept", stop_after_the_block),
     ("ends", GenerationBatch, "_finish_block", count_what_follows_the_end),
