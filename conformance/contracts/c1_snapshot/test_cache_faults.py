@@ -29,20 +29,20 @@ __all__ = ["small_steps"]
 
 # Nearly all are found by the 40 programs of a run of the suite. The failing one need not be shrunk.
 SEARCH = settings(parent=settings.get_profile("quick"), max_examples=4000)
-CUT = "all(map(le, s.lengths, now))", "True"
+CUT = "map(min, self._mark.kept, self._lengths())", "self._mark.kept"
 STATE, LISTED = "state, attributes = _copy_handles(snapshot)", "list of kv and rotating"
-HELD = "_copy_handles(snapshot.attributes)"
+HELD = "_copy_handles(attributes)"
 FITS = "self._idx - self.max_size if self._idx != self.offset else self.offset"
 OF_ARRAYS, ROWS = "rows = _per_row(n, self.batch_size)", "rows = _per_row(n, self.offset.size)"
 LEAST = "rows = [min(_per_row(n, self.offset.size))] * self.offset.size"
 # The kind of cache that shows it, the class or module, its function, and a piece of its source with what replaces it.
 FAULTS: list[tuple[str, Any, str, str, str]] = [
-    ("kv", KVCache, "restore", HELD, f"{HELD} | {{'offset': snapshot.attributes['offset'] + 1}}"),
+    ("kv", KVCache, "restore", HELD, f"{HELD} | {{'offset': attributes['offset'] + 1}}"),
     # It forgets that rows were cut once they are overwritten.
-    ("kv", KVCache, "_check", "weakref.ref(snapshot) not in self._snapshots", "self.offset < snapshot.lengths[0]"),
-    ("kv", KVCache, "_expire", *CUT),
+    ("kv", KVCache, "_check", "map(gt, lengths, mark.kept)", "map(gt, lengths, self._lengths())"),
+    ("kv", KVCache, "_cut", *CUT),
     ("kv", KVCache, "_check_trim", "_BaseCache.can_trim(self, n)", "False"),
-    ("quantized", QuantizedKVCache, "_expire", *CUT),
+    ("quantized", QuantizedKVCache, "_cut", *CUT),
     ("quantized", QuantizedKVCache, "trim", "self.offset -= n", "self.offset -= max(n - 1, 0)"),
     ("quantized on the way", machines, "restore_prompt_cache", "cache[i] = c", "pass"),
     ("rotating", _BaseCache, "restore", STATE, f"{STATE}; state = (*state[:-1], self._idx)"),
@@ -64,9 +64,9 @@ FAULTS: list[tuple[str, Any, str, str, str]] = [
     ("layer", LayerCache, "restore", "(snapshot)", "(item for item in snapshot.items() if 'pending' not in item[0])"),
     ("batch arrays", _BaseCache, "restore", STATE, f"{STATE}; state = (state[0], self.left_padding, state[2])"),
     ("batch arrays", ArraysCache, "trim", OF_ARRAYS, "rows = [max(_per_row(n, self.batch_size))] * self.batch_size"),
-    ("batch", BatchKVCache, "restore", HELD, f"{HELD} | {{'offset': snapshot.attributes['offset'] + 1}}"),
-    ("batch", BatchKVCache, "_expire", *CUT),
-    ("batch", BatchKVCache, "filter", "self._snapshots = ()", "pass"),
+    ("batch", BatchKVCache, "restore", HELD, f"{HELD} | {{'offset': attributes['offset'] + 1}}"),
+    ("batch", BatchKVCache, "_cut", *CUT),
+    ("batch", BatchKVCache, "filter", "self._mark = None", "pass"),
     # A row that ends before the others does not count where it ends.
     ("batch", BatchKVCache, "_lengths", "self._behind or [0]", "[0]"),
     ("batch", BatchKVCache, "trim", ROWS, LEAST),

@@ -134,7 +134,7 @@ def feed(cache: Any, block: Block) -> tuple[Any, list[Block]]:
 
 def metadata(cache: Any) -> dict[str, Any]:
     """All attributes of a cache except its buffers. Feeding shows the content of those."""
-    hidden = {"keys", "values", "_snapshots", "_is_armed", "_block"}
+    hidden = {"keys", "values", "_mark", "_is_armed", "_block"}
     seen = {name: as_lists(value) for name, value in vars(cache).items() if name not in hidden}
     seen |= {"empty": cache.empty(), "trimmable": cache.is_trimmable()}
     if not isinstance(cache, LayerCache):
