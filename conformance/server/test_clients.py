@@ -62,10 +62,10 @@ def counters(server: Server) -> dict[str, int]:
 def test_what_the_server_counts(right: Reference) -> None:
     with serve(env=FAST) as server:
         answers = [send(server, Request(ASK.path, ASK.body, draft)) for draft in ({}, GATE_OFF, {"draft_type": "x"})]
-        while (counted := counters(server))["requests"] < 2:
+        while (counted := counters(server))["requests"] < 3:
             time.sleep(0.05)
     draft, usages = answers[1].draft, [answer.usage for answer in answers[:2]]
-    assert (counted["requests"], counted["errors"]) == (2, 1)
+    assert (counted["requests"], counted["errors"]) == (3, 1)
     for name in ("prompt_tokens", "completion_tokens"):
         assert counted[name] == sum(usage[name] for usage in usages)
     assert counted["cached_tokens"] == sum(answer.cached_tokens for answer in answers[:2])
