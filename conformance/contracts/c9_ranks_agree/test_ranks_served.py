@@ -97,7 +97,9 @@ def test_the_server(tmp_path: Path, how: str) -> None:
         right = plain_answers(one, bodies())
         # A server that drafts nothing would only run into the time limits.
         assert accepted(one.post(ungated[0]).json()) > 0
-    with serve_on_ranks(tmp_path, model, *(["--pipeline"] if how == "pipeline" else [])) as client:
+    # The requests of the other one share a memory.
+    options = ["--pipeline"] if how == "pipeline" else ["--draft-type", "ngram-mod", "--ngram-size", "4"]
+    with serve_on_ranks(tmp_path, model, *options) as client:
         assert [answer(client, body) for body in bodies()] == right
         break_off(client, bodies()[0])
         break_off(client, bodies()[6])
