@@ -53,7 +53,7 @@ def joining() -> Learned:
         patched.setattr(PassClock, "read", note)
         patched.setattr(PromptProcessingBatch, "generate", join)
         patched.setattr(LearnedCosts, "learn", lambda _, n, __: learned.append((n, reads[-1])))
-        generator = BatchGenerator(model, draft_costs=LearnedCosts(BlockCosts()))
+        generator = BatchGenerator(model, draft_costs=LearnedCosts(BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))))
         for row in range(3):
             text = prompt(row) + alone(model, prompt(row), N).tokens
             generator.insert([prompt(row)], [N], planners=[Planner(Partly(text, 1.0), 4, DraftStats())])

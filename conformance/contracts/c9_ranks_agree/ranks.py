@@ -115,7 +115,7 @@ def of_the_first(make: Callable[[list[int]], Any], **more: Any) -> Options:
     return lambda rank, text: {"draft_strategy": Unasked() if rank else make(text), **more}
 
 
-PAYING = BlockCosts()
+PAYING = BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))
 UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5}
 CASES: dict[str, Options] = {
     "plain": lambda *_: {},
