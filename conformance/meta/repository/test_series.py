@@ -25,9 +25,9 @@ pytestmark = pytest.mark.patched_source
 # With more variants, one series would no longer serve all releases.
 MAX_VARIANTS = 6
 # The most lines of code that a patch may add, the series, and its stages up to core, without tests: nobody reads more.
-MAX_PATCH, MAX_LINES, MAX_TO_CORE = 250, 5930, 2040
+MAX_PATCH, MAX_LINES, MAX_TO_CORE = 250, 5940, 2040
 # The most lines of mlx_lm/draft, and of the tests that the patches add.
-MAX_DRAFT, MAX_TESTS = 3390, 5450
+MAX_DRAFT, MAX_TESTS = 3390, 5460
 # What a cover letter says, each below its heading.
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in KNOWN)
