@@ -95,7 +95,8 @@ def decode(
         wanted = answer[done : done + len(draft)]
         n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=True)) if len(set(pair)) > 1), len(draft))
         # Only a head takes time to draft.
-        cost = costs(1 + len(draft)) + planner.draft_cost
+        # Before the stage heads no draft costs anything.
+        cost = costs(1 + len(draft)) + getattr(planner, "draft_cost", 0.0)
         result += Result(1 + n_right, 1, 1 + len(draft), cost)
         if learned is not None:
             learned.learn(1 + len(draft), clock(cost) if clock else cost)
