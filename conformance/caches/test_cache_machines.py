@@ -13,7 +13,8 @@ import pytest
 
 from conformance.testing.caches.batch_machine import BATCHES
 from conformance.testing.caches.layer_io import leaves
-from conformance.testing.caches.machines import KINDS, CacheMachine, run, small_steps
+from conformance.testing.caches.machines import CacheMachine, run, small_steps
+from conformance.testing.caches.worlds import KINDS
 
 __all__ = ["small_steps"]
 

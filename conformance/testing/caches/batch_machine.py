@@ -21,7 +21,8 @@ from mlx_lm.models.cache import (
 )
 
 from conformance.testing.caches.layer_io import LONGEST
-from conformance.testing.caches.machines import KINDS, CacheMachine, World, copied, refusal
+from conformance.testing.caches.machines import CacheMachine, refusal
+from conformance.testing.caches.worlds import KINDS, World, copied
 
 
 @dataclass(frozen=True)
