@@ -62,7 +62,9 @@ def counters(server: Server) -> dict[str, int]:
 def test_what_the_server_counts(right: Reference) -> None:
     with serve(env=FAST) as server:
         answers = [send(server, Request(ASK.path, ASK.body, draft)) for draft in ({}, GATE_OFF, {"draft_type": "x"})]
-        while (counted := counters(server))["requests"] < 3:
+        # A request is counted after its answer is sent.
+        end = time.monotonic() + server.timeout
+        while (counted := counters(server))["requests"] < 3 and time.monotonic() < end:
             time.sleep(0.05)
     draft, usages = answers[1].draft, [answer.usage for answer in answers[:2]]
     assert (counted["requests"], counted["errors"]) == (3, 1)

@@ -94,8 +94,7 @@ def decode(
         drafts.append(draft)
         wanted = answer[done : done + len(draft)]
         n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=True)) if len(set(pair)) > 1), len(draft))
-        # Only a head takes time to draft.
-        # Before the stage heads no draft costs anything.
+        # Only a head takes time to draft, and the stages before heads have none.
         cost = costs(1 + len(draft)) + getattr(planner, "draft_cost", 0.0)
         result += Result(1 + n_right, 1, 1 + len(draft), cost)
         if learned is not None:
