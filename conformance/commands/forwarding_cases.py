@@ -192,6 +192,7 @@ SERVER: Table = {
     "--decode-concurrency": (Case("11", "batch.completion_batch_size", 11),),
     "--prompt-concurrency": (Case("5", "batch.prefill_batch_size", 5),),
     "--prompt-cache-size": (Case("5", "prompt_cache.it.max_size", 5),),
+    "--prompt-cache-checkpoints": (Case("3", "prompt_cache.it.max_checkpoints", 3),),
     "--prompt-cache-bytes": (Case("5MB", "prompt_cache.it.max_bytes", 5_000_000),),
     "--pipeline": PIPELINE,
     **at("http", host="127.0.0.9", port=8099),

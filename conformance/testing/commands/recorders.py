@@ -230,8 +230,8 @@ class Record:
         server = module_of("server")
         caches = server.LRUPromptCache
 
-        def make_caches(*args: Any) -> Any:
-            made = caches(*args)
+        def make_caches(*args: Any, **kwargs: Any) -> Any:
+            made = caches(*args, **kwargs)
             self.note("prompt_cache", it=made)
             return made
 
