@@ -6,6 +6,7 @@ import json
 import shutil
 import string
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -21,15 +22,21 @@ CHARACTERS = string.ascii_letters + string.digits + "._"
 # The models never give this token, so only a limit or a stop word ends an answer.
 END = len(CHARACTERS)
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}_{% endfor %}"
+# As most do: each message begins with its role and ends with the end token. A model needs a row for that token.
+ENDED_TEMPLATE = (
+    "{% for message in messages %}{{ message.role[0] }}{{ message.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+ENDED = {"vocab_size": END + 1}
 
 
-def save(name: str, folder: Path) -> Path:
-    """Write the model of an architecture with a tokenizer. Returns the folder.
+def save(name: str, folder: Path, template: str = CHAT_TEMPLATE, **changes: Any) -> Path:
+    """Write the model of an architecture, with changes of its config, and a tokenizer. Returns the folder.
 
     Encoding a decoded text gives the same tokens, so a prompt that contains an answer contains its tokens.
     """
-    config = CONFIGS[name] | {"model_type": name, "eos_token_id": END}
-    assert config["vocab_size"] == len(CHARACTERS)
+    config = CONFIGS[name] | {"model_type": name, "eos_token_id": END} | changes
+    assert config["vocab_size"] == len(CHARACTERS) + (template == ENDED_TEMPLATE)
     with patch.dict(CONFIGS, {name: config}):
         weights = dict(tree_flatten(build(name).parameters()))
     path = folder / name
@@ -39,7 +46,7 @@ def save(name: str, folder: Path) -> Path:
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(CHARACTERS)}, []))
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", chat_template=CHAT_TEMPLATE)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", chat_template=template)
     fast.save_pretrained(path)
     return path
 

@@ -97,6 +97,8 @@ class Answer:
     finish_reason: str | None = None
     usage: Body = field(default_factory=dict)
     error: str = ""
+    # The tokens and their log probabilities, if the request asks for them.
+    logprobs: tuple[tuple[int, float], ...] = ()
 
     @property
     def draft(self) -> Body:
@@ -164,7 +166,7 @@ def read(response: requests.Response) -> Answer:
         return Answer(response.status_code, error=answer["error"]["message"])
     choice = answer["choices"][0]
     text = choice["text"] if "text" in choice else choice["message"].get("content", "")
-    return Answer(200, text, choice["finish_reason"], answer["usage"])
+    return Answer(200, text, choice["finish_reason"], answer["usage"], logprobs=_logprobs([choice]))
 
 
 def read_events(stream: Stream) -> Answer:
@@ -174,7 +176,12 @@ def read_events(stream: Stream) -> Answer:
     choices = [choice for event in stream.events for choice in event["choices"]]
     reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
     assert len(reasons) == 1, reasons
-    return Answer(stream.status, stream.text, reasons[0], stream.events[-1]["usage"])
+    return Answer(stream.status, stream.text, reasons[0], stream.events[-1]["usage"], logprobs=_logprobs(choices))
+
+
+def _logprobs(choices: list[Body]) -> tuple[tuple[int, float], ...]:
+    found = [one for choice in choices for one in (choice.get("logprobs") or {}).get("content", [])]
+    return tuple((one["id"], one["logprob"]) for one in found)
 
 
 def follow(client: Client, path: str, body: Body) -> Generator[str, None, None]:
