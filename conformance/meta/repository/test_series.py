@@ -161,7 +161,8 @@ def test_a_series_that_is_too_large_is_found(tmp_path: Path) -> None:
     assert complaint(1, 1, draft=MAX_DRAFT + 1) == f"mlx_lm/draft: {MAX_DRAFT + 1} lines, {MAX_DRAFT} at most"
     for stage, (most, most_tests) in APART.items():
         assert complaint(most + 1, 1, stage=stage) == f"{stage}: {most + 1} lines, {most} at most"
-        assert complaint(1, 1, most_tests + 1, stage) == f"the tests of {stage}: {most_tests + 1} lines, {most_tests} at most"
+        found = complaint(1, 1, most_tests + 1, stage)
+        assert found == f"the tests of {stage}: {most_tests + 1} lines, {most_tests} at most"
 
 
 @pytest.mark.planted
