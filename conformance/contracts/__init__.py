@@ -1,1 +1,1 @@
-"""C1 to C10. docs/contracts.md says what each contract requires, and why."""
+"""C1 to C11. docs/contracts.md says what each contract requires, and why."""

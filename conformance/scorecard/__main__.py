@@ -29,6 +29,7 @@ CONTRACTS = {
     "C8 one forward a cycle": "a rejected draft costs no second forward pass",
     "C9 ranks agree": "all ranks draft and accept alike",
     "C10 rows are alone": "each row of a batch is what it is alone",
+    "C11 prefixes": "a prompt that begins like a cached one is answered as from nothing",
 }
 REST = "everything else"
 ROWS = CONTRACTS | {REST: "cache kinds, architectures, commands, chat, server, upstream's tests, surface"}

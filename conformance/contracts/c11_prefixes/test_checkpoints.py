@@ -1,0 +1,209 @@
+"""Checkpoints of each cache class: what comes back, what they hold, and how many of them are kept."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    Checkpoint,
+    ChunkedKVCache,
+    KVCache,
+    LRUPromptCache,
+    RotatingKVCache,
+    keep_places,
+)
+from mlx_lm.models.deepseek_v41 import LayerCache
+
+from conformance.testing.caches.layer_io import WIDTH, compare, feed, leaves
+from conformance.testing.caches.worlds import KINDS, World
+from conformance.testing.models.families import mutant
+
+# Tokens that are fed at once, and how many of each part are behind a place.
+PARTS, BEHIND = (7, 12, 1, 9, 1, 1), (0, 1, 4)
+TAIL = ([101, 102, 103], [104], [105, 106])
+
+
+def fed(world: World, *parts: list[int]) -> list[Any]:
+    """Feed parts of a sequence. Returns what the layers see of them."""
+    seen = []
+    for part in parts:
+        for layer, reference in zip(leaves(world.caches), world.references, strict=True):
+            seen.append(feed(layer, [part]))
+            reference.feed([part])
+            compare(layer, reference)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_goes_back(kind: str) -> None:
+    """To each place, from each later one, to what it was: twice, whatever was fed in between."""
+    tokens, taken = list(range(1, sum(PARTS) + 1)), dict[int, Checkpoint]()
+    world, n = KINDS[kind](6), 0
+    for length in PARTS:
+        # A layer of deepseek_v41 has no state inside of what is fed at once.
+        behind = [m for m in BEHIND if m < length and (m == 0 or not isinstance(world.caches[0], LayerCache))]
+        keep_places(world.caches, [{m: length - m for m in behind if m}])
+        fed(world, tokens[n : n + length])
+        n += length
+        taken |= {n - m: Checkpoint(world.caches, m) for m in behind}
+        keep_places(world.caches, None)
+    for place, checkpoint in taken.items():
+        right = KINDS[kind](6)
+        fed(right, tokens[:place])
+        references = deepcopy(right.references)
+        wanted = fed(right, *TAIL)
+        for _ in range(2):
+            caches = deepcopy(world.caches)
+            assert checkpoint.restore(caches, n - place)
+            assert fed(World(caches, deepcopy(references)), *TAIL) == wanted
+
+
+def memory() -> int:
+    gc.collect()
+    # What was computed last is still held by its thread.
+    mx.synchronize()
+    held: int = mx.get_active_memory()
+    return held
+
+
+def about(nbytes: int) -> Any:
+    # MLX may use a buffer again that is a little longer.
+    return pytest.approx(nbytes, rel=0.01)
+
+
+def append(cache: Any, tokens: Sequence[int]) -> list[int]:
+    """Feed tokens as rows that say which they are. Returns those that the layer sees, or the sum of all."""
+    if isinstance(cache, ArraysCache):
+        before = 0 if cache[0] is None else cache[0][0, -1, 0].item()
+        # After much at once it is a view of a longer array.
+        cache[0] = mx.full((1, max(len(tokens), 512), WIDTH), before + sum(tokens))[:, -512:]
+        mx.eval(cache[0])
+        return [cache[0][0, 0, 0].item()]
+    rows = mx.contiguous(mx.repeat(mx.array(list(tokens))[None, None, :, None], WIDTH, axis=-1))
+    seen = (
+        cache.update_window(rows[:, 0])[:, None]
+        if isinstance(cache, LayerCache)
+        else cache.update_and_fetch(rows, -rows)[0]
+    )
+    mx.eval(cache.state)
+    found: list[int] = seen[0, 0, :, 0].tolist()
+    return found
+
+
+# How many rows of keys and values, or of a state, a checkpoint holds.
+HELD: dict[str, tuple[Callable[[], Any], int]] = {
+    "kv": (KVCache, 0),
+    "arrays": (lambda: ArraysCache(1), 512),
+    "rotating": (lambda: RotatingKVCache(256), 2 * 256),
+    "chunked": (lambda: ChunkedKVCache(256), 2 * 256),
+    "layer": (lambda: LayerCache(256), 256),
+    "list": (lambda: CacheList(KVCache(), RotatingKVCache(256)), 2 * 256),
+}
+
+
+def check_what_is_held(kind: str) -> None:
+    """It holds what the window or the state has, and ``nbytes`` says it."""
+    make, rows = HELD[kind]
+    before, cache = memory(), [make()]
+    for layer in leaves(cache):
+        append(layer, range(4096))
+    checkpoint = Checkpoint(cache)
+    del cache, layer
+    assert about(memory() - before) == checkpoint.nbytes <= 4 * WIDTH * rows
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_checkpoint_holds_no_longer_array(kind: str) -> None:
+    check_what_is_held(kind)
+
+
+# Texts are of this many tokens or a multiple: of arrays that are less than 16 KiB longer, MLX makes no copy.
+PART, MOST = 256, 3
+
+
+def ask(stored: LRUPromptCache, text: list[int]) -> int:
+    """Read what is not cached of a text in parts, with a checkpoint behind each. Returns how many tokens are found."""
+    cache, rest = stored.fetch_nearest_cache("model", text)
+    n = found = len(text) - len(rest)
+    cache, taken = cache or [KVCache(), RotatingKVCache(256), ArraysCache(1)], {}
+    while n < len(text):
+        part = text[n : n + PART]
+        n += len(part)
+        whole, window, state = (append(layer, part) for layer in cache)
+        assert whole[:n] == text[:n]
+        assert window == text[max(n - len(part) - 255, 0) : n]
+        assert state == [sum(text[:n])]
+        if n < len(text):
+            taken[n] = Checkpoint(cache)
+    stored.insert_cache("model", text, cache, checkpoints=taken)
+    return found
+
+
+def check_requests(limit: int) -> None:
+    """Over requests that share their beginnings, the bytes are what is really held, and what comes back is right."""
+    stored, before = LRUPromptCache(4, limit, max_checkpoints=MOST), memory()
+    rng, texts = random.Random(0), [list(range(4 * PART))]
+    for i in range(40):
+        text, new = rng.choice(texts[-4:]), range(1000 * i, 1000 * i + PART * rng.randrange(1, 4))
+        texts.append([*text[: PART * rng.randrange(len(text) // PART + 1)], *new])
+        ask(stored, texts[-1])
+        assert about(memory() - before) == stored.nbytes <= limit
+
+
+@pytest.mark.parametrize("limit", [1 << 63, 4 << 20, 1 << 20, 1 << 18])
+def test_memory_stays_below_its_limit(limit: int) -> None:
+    check_requests(limit)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    ("owner", "name", "right", "wrong"),
+    [
+        # Of another prompt, which shares fewer tokens.
+        (LRUPromptCache, "insert_cache", "if n <= shared", "if True"),
+        # Not counted in bytes: none, or those of a sequence that is replaced.
+        (LRUPromptCache, "nbytes", "sum(c.nbytes for c in self._checkpoints)", "0"),
+        (Checkpoint, "__init__", "sum(c.nbytes for c in copies)", "0"),
+        (LRUPromptCache, "insert_cache", "self._checkpoints.update(checkpoints.values())", "pass"),
+        # Arrays of which it has only the end, and one that is too many.
+        (Checkpoint, "_copy", "vars(c).update(_copy_handles(vars(c), mx.contiguous))", "pass"),
+        (LRUPromptCache, "fetch_nearest_cache", "if short_length < n <= prefix", "if short_length < n"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    owner: Any, name: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: Any = vars(owner)[name]
+    fault: Any = mutant(getattr(held, "fget", None) or getattr(owner, name), right, wrong)
+    monkeypatch.setattr(owner, name, staticmethod(fault) if isinstance(held, staticmethod) else fault)
+    with pytest.raises((AssertionError, ValueError)):
+        check_what_is_held("arrays") if name == "_copy" else check_requests(1 << 63)
+
+
+def test_checkpoints_go_before_a_sequence() -> None:
+    stored, text = LRUPromptCache(max_checkpoints=MOST), list(range(5 * PART))
+    ask(stored, text)
+    found = []
+    while len(stored):
+        found.append(len(text) - len(stored.fetch_nearest_cache("model", [*text[:-1], 1])[1]))
+        nbytes = stored.nbytes
+        stored.trim_to(n_bytes=nbytes - 1)
+        assert stored.nbytes < nbytes
+    assert (found[0], found[-1], len(found), stored.nbytes) == (4 * PART, 0, MOST + 1, 0)
+    assert found == sorted(found, reverse=True)
+
+
+def test_no_checkpoints_are_the_release() -> None:
+    """Sequences whose beginning is stored too, and nothing behind an edit."""
+    stored, text, before = LRUPromptCache(), list(range(4 * PART)), memory()
+    assert [ask(stored, text[:PART]), ask(stored, text), ask(stored, [*text[: 3 * PART], *text])] == [0, PART, PART]
+    assert len(stored) == 3
+    assert about(memory() - before) == stored.nbytes

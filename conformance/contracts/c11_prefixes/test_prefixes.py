@@ -1,0 +1,168 @@
+"""Every architecture that cannot be trimmed, edited anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import ArraysCache, Checkpoint, LRUPromptCache, QuantizedKVCache
+from mlx_lm.prefixes import Checkpoints
+
+from conformance.contracts.c11_prefixes.requests import (
+    EDITS,
+    ENDS_ONLY,
+    MOST,
+    PLACES,
+    PROMPT,
+    ROUNDING,
+    Answer,
+    Prefixes,
+    edited,
+    misplaced,
+    plainly,
+    untrimmable,
+)
+from conformance.testing.decode.batch_checks import SHORT
+from conformance.testing.decode.batches import CLOSE
+from conformance.testing.decode.recorder import gap, next_turn
+from conformance.testing.models.architectures import CONFIGS, batched, build, make_cache
+from conformance.testing.models.families import GENERATE, K, model_of, mutant
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+
+def check_unchanged(taken: Answer, without: Answer) -> None:
+    """Taking checkpoints changes no bit, and feeds the same tokens in the same parts."""
+    assert (taken.tokens, taken.blocks, gap(taken.rows, without.rows)) == (without.tokens, without.blocks, 0)
+
+
+def check(name: str, prefixes: Prefixes) -> None:
+    # What the drafts are made of is not counted.
+    prefixes.text(PROMPT)
+    for way, edits in ((plainly, EDITS), (prefixes.with_drafts, EDITS[4::3])):
+        without, taken = (prefixes.answer(way, PROMPT, most=most) for most in (0, MOST))
+        check_unchanged(taken, without)
+        assert name in ENDS_ONLY or misplaced(taken, PLACES) == []
+        assert prefixes.complaints(taken, edits) == []
+
+
+@pytest.mark.parametrize("name", untrimmable())
+def test_alone(name: str) -> None:
+    check(name, Prefixes(build(name), ROUNDING.get(name, 0.0)))
+
+
+# The others compute wrong blocks in the release too.
+@pytest.mark.parametrize("name", [name for name in untrimmable() if name in batched() and name not in SHORT])
+def test_together(name: str) -> None:
+    """Rows of several lengths: without drafts, with drafts that are half right, and with right ones."""
+    prefixes = Prefixes(build(name))
+    prompts: dict[float | None, Sequence[int]] = {None: PROMPT, 0.5: PROMPT[4:45], 1.0: PROMPT[9:40]}
+    for without, taken in zip(*(prefixes.together(prompts, most) for most in (0, MOST)), strict=True):
+        check_unchanged(taken, without)
+        assert misplaced(taken, PLACES) + prefixes.complaints(taken, (16, 39), CLOSE) == []
+
+
+QUANTIZED = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}
+# Heads of 32 numbers, which quantization needs.
+WIDE = {"qwen3_next": {"head_dim": 32}} | {name: {"num_attention_heads": 2} for name in ("lfm2", "jamba")}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_quantized(name: str) -> None:
+    with patch.dict(CONFIGS, {name: CONFIGS[name] | WIDE[name]}):
+        prefixes = Prefixes(build(name), **QUANTIZED)
+    layers = prefixes.answer(plainly, PROMPT).cache
+    assert any(isinstance(layer, QuantizedKVCache) for layer in layers)
+    check(name, prefixes)
+
+
+@pytest.mark.parametrize("drafter", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("name", ["gemma3_text", "mamba"])
+def test_a_draft_model(name: str, drafter: str) -> None:
+    """Its cache goes back with that of the model. One that cannot be trimmed is left out."""
+    small, prefixes, stored = model_of(drafter).model, Prefixes(build(name)), LRUPromptCache(max_checkpoints=MOST)
+
+    def with_model(model: Any, prompt: Sequence[int], **options: Any) -> Any:
+        return GENERATE.speculative_generate_step(mx.array(prompt), model, small, num_draft_tokens=K, **options)
+
+    answer = prefixes.answer(with_model, PROMPT, make_cache(prefixes.model) + make_cache(small), MOST)
+    assert misplaced(answer, PLACES) == []
+    stored.insert_cache("model", answer.text, answer.cache, checkpoints=answer.taken.taken)
+    for shared in EDITS[4::3]:
+        prompt = edited(answer.text, shared)
+        cache, rest = stored.fetch_nearest_cache("model", prompt)
+        own, n = len(make_cache(prefixes.model)), len(prompt) - len(rest)
+        assert n == max(place for place in answer.taken.taken if place <= shared)
+        assert (len(cache) > own) == (drafter == "llama")
+        for layers in [cache[own:]] if len(cache) > own else []:
+            right = make_cache(small)
+            small(mx.array([prompt[:n]]), cache=right)
+            assert gap(next_turn(small, deepcopy(layers)), next_turn(small, right)) < CLOSE
+        got = prefixes.answer(with_model, rest, cache, n=2)
+        assert got.tokens == prefixes.cold(prompt).tokens
+        assert prefixes.off(got, prompt, n, len(PROMPT), 0) == 0
+
+
+# Places, and the ends of the parts in which a prompt of 1600 tokens is read: what has a checkpoint in the end.
+TAKEN: list[tuple[list[int], list[int], list[int]]] = [
+    ([], [1599], [1599]),
+    ([], [100, 500, 600, 1000, 1599], [600, 1599]),
+    ([100, 600], [600, 1200, 1599], [100, 600, 1200, 1599]),
+    ([1500, 1599, 1600, 1700], [1000, 1599], [1000, 1500, 1599]),
+]
+
+
+@pytest.mark.parametrize(("places", "parts", "taken"), TAKEN)
+def test_where_checkpoints_are(places: list[int], parts: list[int], taken: list[int]) -> None:
+    """At each place, where the prompt ends, and 512 tokens behind the last one: not more than are asked for."""
+    for most in (0, 1, 2, 8):
+        checkpoints = Checkpoints(most, 1600, 0, places)
+        for a, b in pairwise([0, *parts]):
+            checkpoints.advance(b - a, list)
+        assert len(checkpoints.taken) == min(most, len(taken))
+    assert sorted(checkpoints.taken) == taken
+
+
+FAULTS: list[tuple[str, Any, str, str, str]] = [
+    # A restored cache shares its arrays with the checkpoint.
+    ("qwen3_next", Checkpoint, "restore", "vars(copy.deepcopy(layer))", "vars(layer)"),
+    ("gemma3_text", Checkpoint, "restore", "vars(copy.deepcopy(layer))", "vars(layer)"),
+    # A checkpoint is the cache that is fed on.
+    ("qwen3_next", Checkpoint, "_copy", "c = copy.deepcopy(c)", "pass"),
+    ("gemma3_text", Checkpoint, "_copy", "c = copy.deepcopy(c)", "pass"),
+    # One token off: where it is said to be, its window, its state, and what is trimmed beside it.
+    ("mamba", Checkpoints, "_take", "self.taken[self.n - n_after]", "self.taken[self.n - n_after + 1]"),
+    (
+        "gemma3_text",
+        Checkpoint,
+        "_copy",
+        "trim_prompt_cache([c], num_tokens)",
+        "trim_prompt_cache([c], num_tokens - 1) + 1",
+    ),
+    ("mamba", ArraysCache, "__setitem__", "value.after(n)", "value.after(max(n - 1, 1))"),
+    (
+        "gemma3_text",
+        Checkpoint,
+        "restore",
+        "trim_prompt_cache(trimmed, num_tokens)",
+        "trim_prompt_cache(trimmed, num_tokens + 1) - 1",
+    ),
+]
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize(("name", "owner", "function", "right", "wrong"), FAULTS)
+def test_a_planted_fault_is_found(
+    name: str, owner: Any, function: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault: Any = mutant(getattr(owner, function), right, wrong)
+    is_static = isinstance(vars(owner)[function], staticmethod)
+    monkeypatch.setattr(owner, function, staticmethod(fault) if is_static else fault)
+    prefixes = Prefixes(build(name))
+    with pytest.raises((AssertionError, ValueError, IndexError, AttributeError)):
+        check(name, prefixes)
