@@ -54,7 +54,7 @@ def test_a_cache_goes_back(kind: str) -> None:
         fed(world, tokens[n : n + length])
         n += length
         taken |= {n - m: Checkpoint(world.caches, m) for m in behind}
-        keep_places(world.caches, None)
+        keep_places(world.caches, [])
     for place, checkpoint in taken.items():
         right = KINDS[kind](6)
         fed(right, tokens[:place])

@@ -136,7 +136,7 @@ FAULTS: list[tuple[str, Any, str, str, str]] = [
     ("qwen3_next", Checkpoint, "_copy", "c = copy.deepcopy(c)", "pass"),
     ("gemma3_text", Checkpoint, "_copy", "c = copy.deepcopy(c)", "pass"),
     # One token off: where it is said to be, its window, its state, and what is trimmed beside it.
-    ("mamba", Checkpoints, "_take", "self.taken[self.n - n_after]", "self.taken[self.n - n_after + 1]"),
+    ("mamba", Checkpoints, "advance", "self.taken[end - n_after]", "self.taken[end - n_after + 1]"),
     (
         "gemma3_text",
         Checkpoint,
