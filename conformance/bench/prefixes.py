@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,18 +25,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
-from tokenizers import Tokenizer
-
-from conformance import FIXTURE, ROOT
+from conformance import ROOT
+from conformance.bench.prefix_session import FULL, NAMES, QUICK, Asked, Plan, save, session, tokenizer
 from conformance.series.patches import commits, unpack
 from conformance.testing.arguments import at_least_one, parser
-from conformance.testing.models.architectures import CONFIGS, build
 from conformance.testing.tables import number, table
-from conformance.testing.texts.workloads import Message
 
 WITH, WITHOUT, STOCK = "with", "without", "release"
 OPTIONS: dict[str, list[str]] = {
@@ -46,105 +38,13 @@ OPTIONS: dict[str, list[str]] = {
     WITHOUT: ["--prompt-cache-checkpoints", "0"],
     STOCK: [],
 }
-# The tables compare with the first one, whose cache can be trimmed to any length.
-NAMES = ("llama", "gemma3_text", "qwen3_next", "mamba2", "lfm2")
 RECURRENT = ("qwen3_next", "mamba2")
 DOORS = {"batch": None, "alone": 0}
-THINKING = "<think>", "</think>"
-TEMPLATE = """{%- set ns = namespace(last=0) -%}
-{%- for m in messages -%}{%- if m.role == "user" -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
-{%- for m in messages -%}
-{{- "<|" + m.role + "|>" -}}
-{%- if m.reasoning_content and loop.index0 > ns.last -%}
-{{- "<think>\n" + m.reasoning_content + "\n</think>\n" -}}
-{%- endif -%}
-{{- m.content + "<|end|>" -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- "<|assistant|><think>\n" -}}{%- endif -%}"""
-WORDS = "the agent reads a file and calls tools then says what it found in this old part of code for each test".split()
 MIB = 2**20
 
-# The messages of each request and its answer.
-Asked = dict[str, tuple[list[Message], Message]]
 Answer = dict[str, Any]
 # What the servers answered to each request, each time.
 Rounds = dict[int, list[dict[str, Answer]]]
-
-
-@dataclass(frozen=True)
-class Plan:
-    hidden: int = 128
-    layers: int = 4
-    window: int = 256
-    turns: int = 10
-    # In words; a word is two or three tokens of the fixture.
-    text: int = 40
-    repeats: int = 5
-
-
-FULL = Plan()
-QUICK = Plan(hidden=64, layers=2, window=64, turns=4, text=10, repeats=1)
-
-
-def session(plan: Plan) -> Asked:
-    """The messages of each request, by what it is: the same every time."""
-    rng = random.Random("session 1")
-
-    def text(words: float) -> str:
-        return " ".join(rng.choices(WORDS, k=int(words)))
-
-    def message(role: str, words: float) -> Message:
-        return {"role": role, "content": text(words)}
-
-    def answer() -> Message:
-        return message("assistant", plan.text / 4) | {"reasoning_content": text(plan.text / 4)}
-
-    tools = [{"name": f"tool_{i}", "description": text(plan.text / 2)} for i in range(4)]
-    system: Message = {"role": "system", "content": f"{text(plan.text)}\n{json.dumps(tools)}"}
-    history, asked = [system], {}
-    for turn in range(plan.turns):
-        history.append(message("tool" if turn % 3 else "user", plan.text))
-        asked[f"turn {turn + 1}, {history[-1]['role']}"] = [*history], answer()
-        history.append(asked[f"turn {turn + 1}, {history[-1]['role']}"][1])
-    # The file that a call in the middle returned has changed.
-    place = 1 + 2 * (plan.turns // 2)
-    old = history[place]["content"].split()
-    old[len(old) // 2 : len(old) // 2 + 5] = text(5).split()
-    history[place] = history[place] | {"content": " ".join(old)}
-    history.append(message("user", plan.text))
-    asked["a file has changed"] = asked["the same again"] = history, answer()
-    asked["another conversation"] = [system, message("user", plan.text)], answer()
-    return asked
-
-
-def sizes(name: str, plan: Plan) -> dict[str, Any]:
-    """What differs from the tiny model of an architecture."""
-    size = {"vocab_size": 1026, "eos_token_id": 0, "hidden_size": plan.hidden, "num_hidden_layers": plan.layers}
-    size |= {"intermediate_size": 3 * plan.hidden, "max_position_embeddings": 65536}
-    every = {"qwen3_next": {"full_attention_interval": plan.layers, "mlp_only_layers": list(range(plan.layers))}}
-    every |= {"llama": {"layer_types": None, "sliding_window": None}, "gemma3_text": {"sliding_window": plan.window}}
-    every |= {"mamba2": {"num_heads": plan.hidden // 8}, "lfm2": {"block_dim": plan.hidden}}
-    every["lfm2"]["layer_types"] = ["conv", "full_attention"] * (plan.layers // 2)
-    return CONFIGS[name] | size | every[name] | {"model_type": name}
-
-
-def tokenizer_of_session() -> Tokenizer:
-    tokenizer = Tokenizer.from_file(str(FIXTURE / "tokenizer.json"))
-    tokenizer.add_tokens(list(THINKING))
-    return tokenizer
-
-
-def save(name: str, plan: Plan, folder: Path) -> Path:
-    """Write a model with random weights, and the tokenizer of the fixture with tokens for thinking."""
-    config = sizes(name, plan)
-    with patch.dict(CONFIGS, {name: config}):
-        weights = dict(tree_flatten(build(name).parameters()))
-    shutil.copy(FIXTURE / "tokenizer_config.json", folder)
-    tokenizer_of_session().save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    return folder
 
 
 class Server:
@@ -183,7 +83,7 @@ def servers(name: str, plan: Plan) -> Iterator[dict[str, Server]]:
 
 def in_turns(made: dict[str, Server], asked: Asked, repeats: int, door: str, forget: bool = False) -> Rounds:
     """Ask all servers the whole session, one request after the other. Another one comes first each time."""
-    encode, rounds = tokenizer_of_session().encode, Rounds()
+    encode, rounds = tokenizer().encode, Rounds()
     for repeat in range(repeats):
         ways = [*made][repeat % len(made) :] + [*made][: repeat % len(made)]
         for i, (messages, said) in enumerate(asked.values()):
@@ -222,36 +122,44 @@ def measured(made: dict[str, Server], plan: Plan, door: str) -> Result:
     )
 
 
-def every(names: Iterable[str], plan: Plan) -> Iterator[tuple[str, Result]]:
+Results = dict[tuple[str, str], Result]
+
+
+def every(names: Iterable[str], plan: Plan) -> Iterator[tuple[tuple[str, str], Result]]:
     for name in names:
         with servers(name, plan) as made:
             for door in DOORS:
-                yield f"{name}, {door}", measured(made, plan, door)
+                yield (name, door), measured(made, plan, door)
 
 
-def totals(results: dict[str, Result]) -> str:
-    head = ["model", "of tokens", *(f"fed {way}" for way in OPTIONS), "fed, llama's = 1"]
-    head += [*(f"seconds {way}" for way in OPTIONS), *(f"MiB {way}" for way in OPTIONS), "answers", "furthest"]
+def ratio(results: Results, name: str, door: str) -> float:
+    """The tokens fed with checkpoints, for each one that a model feeds whose cache can be trimmed to any length."""
+    return sum(results[name, door].fed[WITH]) / sum(results[NAMES[0], door].fed[WITH])
+
+
+def totals(results: Results) -> str:
+    """The whole session: tokens fed, seconds to the first tokens, MiB at its end, and how far the answers are."""
+    three = ", ".join(OPTIONS)
+    head = ["model", "asked", "prompts", f"fed {three}", "llama = 1", f"seconds {three}", f"MiB {three}", "answers"]
     rows = []
-    for name, one in results.items():
-        fed = {way: sum(one.fed[way]) for way in OPTIONS}
-        seconds = [sum(one.seconds[way]) for way in OPTIONS]
+    for (name, door), one in results.items():
+        sums = [[sum(values) for values in each.values()] for each in (one.fed, one.seconds)]
+        cells = [" / ".join(map(number, values)) for values in (*sums, one.held.values())]
         said = ["equal" if one.equal else "differ", f"{one.distance:.0e}"]
-        ratio = fed[WITH] / sum(results[f"{NAMES[0]}, {name.split(', ')[1]}"].fed[WITH])
-        rows.append([name, sum(one.prompts), *fed.values(), ratio, *seconds, *one.held.values(), *said])
-    return table(head, rows)
+        rows.append([name, door, sum(one.prompts), cells[0], ratio(results, name, door), *cells[1:], *said])
+    return table([*head, "log probs apart"], rows)
 
 
-def requests(results: dict[str, Result], asked: Asked) -> str:
-    """The tokens fed with checkpoints and by the release, and the seconds to the first token with both."""
-    rows = []
+def requests(results: Results, asked: Asked, unit: str) -> str:
+    """What each request took with checkpoints, by the release, and by the release alone."""
+    names, rows = dict.fromkeys(name for name, _ in results), []
     for i, what in enumerate(asked):
-        row: list[Any] = [what, next(iter(results.values())).prompts[i]]
-        for one in results.values():
-            pairs = [(number(values[WITH][i]), number(values[STOCK][i])) for values in (one.fed, one.seconds)]
-            row += map(", ".join, pairs)
+        row: list[Any] = [what, results[NAMES[0], "batch"].prompts[i]]
+        for name in names:
+            batch, alone = (getattr(results[name, door], unit) for door in DOORS)
+            row.append(" / ".join(map(number, (batch[WITH][i], batch[STOCK][i], alone[STOCK][i]))))
         rows.append(row)
-    return table(["request", "prompt", *(f"{name}{unit}" for name in results for unit in ("", ", s"))], rows)
+    return table([unit, "prompt", *names], rows)
 
 
 def costs(plan: Plan) -> Iterator[str]:
@@ -286,7 +194,8 @@ def main() -> int:
         print(*costs(plan), sep="\n\n")
         return 0
     results = dict(every(dict.fromkeys((NAMES[0], *args.models)), plan))
-    print(totals(results), requests(results, session(plan)), sep="\n\n")
+    shown = [requests(results, session(plan), unit) for unit in ("fed", "seconds")]
+    print(totals(results), *shown, sep="\n\n")
     return int(not all(one.equal for one in results.values()))
 
 
