@@ -162,22 +162,28 @@ def requests(results: Results, asked: Asked, unit: str) -> str:
     return table([unit, "prompt", *names], rows)
 
 
-def costs(plan: Plan) -> Iterator[str]:
-    """What checkpoints cost where nothing is cached, and where an entry of 32k tokens is copied."""
+def cold_reads(plan: Plan) -> str:
+    """What it costs to take checkpoints: a prompt of which nothing is cached, with and without."""
     last, rows = {"": session(plan)["a file has changed"]}, []
     for name in RECURRENT:
         with servers(name, plan) as made:
             pair = {way: made[way] for way in (WITH, WITHOUT)}
-            (rounds,) = in_turns(pair, last, plan.repeats, "batch").values()
-            copies = {way: [server.ask() for _ in range(plan.repeats)] for way, server in made.items()}
-        seconds = {way: median(answers[way]["seconds"] for answers in rounds) for way in pair}
-        ratio = median(answers[WITH]["seconds"] / answers[WITHOUT]["seconds"] for answers in rounds)
-        rows.append([name, rounds[0][WITH]["fed"], *seconds.values(), ratio])
-    yield table(["cold prompt", "tokens", *(f"seconds {way}" for way in pair), "ratio"], rows)
+            # The first round warms up.
+            (rounds,) = in_turns(pair, last, plan.repeats + 1, "batch").values()
+        seconds = {way: median(answers[way]["seconds"] for answers in rounds[1:]) for way in pair}
+        ratios = [answers[WITH]["seconds"] / answers[WITHOUT]["seconds"] for answers in rounds[1:]]
+        rows.append([name, rounds[0][WITH]["fed"], *seconds.values(), median(ratios)])
+    return table(["cold prompt", "tokens", *(f"seconds {way}" for way in pair), "ratio"], rows)
+
+
+def copies(plan: Plan) -> str:
+    """What it costs to copy an entry of 32k tokens of a large hybrid, and to write to the copy."""
+    with servers(RECURRENT[0], plan) as made:
+        rounds = [{way: server.ask() for way, server in made.items()} for _ in range(plan.repeats + 1)][1:]
     keys = ("copy", "next", "next fed", "changed", "changed fed", "held")
-    found = [[way, *(median(each[key] for each in every) for key in keys)] for way, every in copies.items()]
-    head = ["32k tokens", "ms copy", "ms next turn", "fed", "ms changed near the end", "fed", "MiB held"]
-    yield table(head, [[w, 1e3 * a, 1e3 * b, c, 1e3 * d, e, round(f / MIB)] for w, a, b, c, d, e, f in found])
+    rows = [[way, *(median(each[way][key] for each in rounds) for key in keys)] for way in made]
+    head = ["32k tokens", "s copy", "s next turn", "fed", "s changed near its end", "fed", "MiB held"]
+    return table(head, [[*row[:-1], round(row[-1] / MIB)] for row in rows])
 
 
 def main() -> int:
@@ -191,7 +197,7 @@ def main() -> int:
     plan = QUICK if args.quick else FULL
     plan = Plan(**vars(plan) | {"repeats": args.repeats or plan.repeats})
     if args.costs:
-        print(*costs(plan), sep="\n\n")
+        print(cold_reads(plan), copies(plan), sep="\n\n")
         return 0
     results = dict(every(dict.fromkeys((NAMES[0], *args.models)), plan))
     shown = [requests(results, session(plan), unit) for unit in ("fed", "seconds")]
