@@ -28,7 +28,6 @@ def results() -> prefixes.Results:
 def test_what_cannot_be_trimmed_feeds_little_more(results: prefixes.Results, name: str, door: str) -> None:
     found = results[name, door]
     assert prefixes.ratio(results, name, door) <= 1.3
-    assert sum(found.fed[prefixes.WITH]) < sum(found.fed[prefixes.WITHOUT])
     # The retry.
     assert found.fed[prefixes.WITH][-2] == 1
 
