@@ -90,17 +90,18 @@ class Prefixes:
 
     def __init__(self, model: Any, rounding: float = 0.0, **options: Any) -> None:
         self.model, self.rounding, self.options = model, rounding, options
-        self.texts: dict[tuple[int, ...], list[int]] = {}
-        self.from_nothing: dict[tuple[int, ...], Answer] = {}
+        self.from_nothing: dict[tuple[int, tuple[int, ...]], Answer] = {}
 
-    def text(self, prompt: Sequence[int]) -> list[int]:
-        if tuple(prompt) not in self.texts:
-            self.texts[tuple(prompt)] = self.answer(plainly, prompt).text
-        return self.texts[tuple(prompt)]
+    def cold(self, prompt: Sequence[int], n: int = 2) -> Answer:
+        """The answer from nothing."""
+        key = n, tuple(prompt)
+        if key not in self.from_nothing:
+            self.from_nothing[key] = self.answer(plainly, prompt, n=n)
+        return self.from_nothing[key]
 
     def with_drafts(self, model: Any, prompt: Sequence[int], **options: Any) -> Any:
         """Half of each draft is right."""
-        return lookup(model, list(prompt), Partly(self.text(prompt), 0.5), **options)
+        return lookup(model, list(prompt), Partly(self.cold(prompt, ANSWER).text, 0.5), **options)
 
     def answer(
         self, way: Way, prompt: Sequence[int], cache: list[Any] | None = None, most: int = 0, n: int = ANSWER
@@ -110,11 +111,6 @@ class Prefixes:
         options = {"prompt_cache": cache, "max_tokens": n, "prefill_step_size": FED, "checkpoints": taken}
         with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as blocks:
             return Answer(prompt, list(way(self.model, prompt, **options, **self.options)), cache, taken, blocks)
-
-    def cold(self, prompt: Sequence[int]) -> Answer:
-        if tuple(prompt) not in self.from_nothing:
-            self.from_nothing[tuple(prompt)] = self.answer(plainly, prompt, n=2)
-        return self.from_nothing[tuple(prompt)]
 
     def in_parts(self, prompt: Sequence[int], n: int, length: int) -> Answer:
         """From nothing, the first n tokens in the parts in which a prompt of a length and its answer were fed."""
@@ -139,16 +135,16 @@ class Prefixes:
         found, n = {len(prompt) - len(rest) for rest in rests}, len(prompt) - len(rests[0])
         if n == last == 0:
             return []
-        warm = [self.answer(plainly, rest, cache, n=2) for rest, cache in zip(rests, caches, strict=True)]
+        warm, again = (self.answer(plainly, *one, n=m) for *one, m in zip(rests, caches, (2, 1), strict=True))
         bound += 0 if n in ends(length) else self.rounding
-        off = self.off(warm[0], prompt, n, length, bound)
+        off = self.off(warm, prompt, n, length, bound)
         checks = {
             # A cache that can be trimmed there gives more.
             "found": found in ({last}, {shared}),
-            "tokens": warm[0].tokens == self.cold(prompt).tokens,
+            "tokens": warm.tokens == self.cold(prompt).tokens,
             "log probabilities": off <= bound,
-            "used again": gap(warm[0].rows, warm[1].rows) == 0,
-            "fed": sum(warm[0].blocks) == sum(self.cold(prompt).blocks) - n,
+            "used again": gap(warm.rows[:1], again.rows) == 0,
+            "fed": sum(warm.blocks) == sum(self.cold(prompt).blocks) - n,
         }
         return [f"{what} of {shared}, {last}: {n} {off:.2g}" for what, holds in checks.items() if not holds]
 
@@ -163,19 +159,33 @@ class Prefixes:
             found.append("the stored text did not stay as it was")
         return found
 
-    def together(self, prompts: dict[float | None, Sequence[int]], most: int = 0) -> list[Answer]:
-        """The answers to prompts that come at the same time, with the share of each draft that is right."""
+    def together(
+        self, prompts: dict[float | None, Sequence[int]], most: int = 0, stored: LRUPromptCache | None = None
+    ) -> list[Answer]:
+        """The answers to prompts that come at the same time, with the share of each draft that is right.
+
+        They go on from what is stored, and are stored.
+        """
         # This is found with a pass that is never computed.
         vocab_size_of(self.model)
         batch = BatchGenerator(self.model, max_tokens=ANSWER, prefill_step_size=FED, draft_costs=FREE)
-        found = [Answer(prompt, [], [], Checkpoints(most, len(prompt), 0, PLACES)) for prompt in prompts.values()]
+        stored, found = LRUPromptCache(0) if stored is None else stored, []
+        for prompt in prompts.values():
+            cache, rest = stored.fetch_nearest_cache("model", prompt)
+            n = len(prompt) - len(rest)
+            found.append(Answer(prompt, [], cache, Checkpoints(most, len(prompt), n, PLACES)))
         planners = [
-            None if share is None else Planner(Partly(self.text(prompt), share), K, DraftStats())
+            None if share is None else Planner(Partly(self.cold(prompt, ANSWER).text, share), K, DraftStats())
             for share, prompt in prompts.items()
         ]
-        options = {"planners": planners, "checkpoints": [one.taken for one in found]}
+        options = {
+            "planners": planners,
+            "checkpoints": [one.taken for one in found],
+            "caches": [one.cache for one in found],
+            "all_tokens": [list(one.prompt[: one.taken.n]) for one in found],
+        }
         with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as blocks:
-            uids = batch.insert_segments([[list(one.prompt)] for one in found], **options)
+            uids = batch.insert_segments([[list(one.prompt[one.taken.n :])] for one in found], **options)
             rows = dict(zip(uids, found, strict=True))
             while responses := batch.next_generated():
                 for response in responses:
@@ -183,6 +193,7 @@ class Prefixes:
                     rows[response.uid].cache = response.prompt_cache or rows[response.uid].cache
         for one in found:
             one.blocks = blocks
+            stored.insert_cache("model", one.text, deepcopy(one.cache), checkpoints=dict(one.taken.taken))
         return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache, Checkpoint, LRUPromptCache, Quantiz
 from mlx_lm.prefixes import Checkpoints
 
 from conformance.contracts.c11_prefixes.requests import (
+    ANSWER,
     EDITS,
     ENDS_ONLY,
     MOST,
@@ -43,7 +44,7 @@ def check_unchanged(taken: Answer, without: Answer) -> None:
 
 def check(name: str, prefixes: Prefixes) -> None:
     # What the drafts are made of is not counted.
-    prefixes.text(PROMPT)
+    prefixes.cold(PROMPT, ANSWER)
     for way, edits in ((plainly, EDITS), (prefixes.with_drafts, EDITS[4::3])):
         without, taken = (prefixes.answer(way, PROMPT, most=most) for most in (0, MOST))
         check_unchanged(taken, without)
@@ -65,6 +66,35 @@ def test_together(name: str) -> None:
     for without, taken in zip(*(prefixes.together(prompts, most) for most in (0, MOST)), strict=True):
         check_unchanged(taken, without)
         assert misplaced(taken, PLACES) + prefixes.complaints(taken, (16, 39), CLOSE) == []
+
+
+# What is asked for next: the same, the next turn, an edited turn, an answer once more, and another last token.
+CHANGES: list[Callable[[list[int]], list[int]]] = [
+    lambda text: text,
+    lambda text: [*text, 5, 6, 7, 8, 9],
+    lambda text: [*text[:35], 1, 2, 3, *text[40:]],
+    lambda text: text[:-ANSWER],
+    lambda text: [*text[: -ANSWER - 1], 4],
+]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "gemma3_text", "falcon_h1", "mamba2", "lfm2"])
+def test_a_session(name: str) -> None:
+    """Two conversations at a time, one with drafts, go on from what is stored as far as one of them did before."""
+    prefixes, stored, known = Prefixes(build(name)), LRUPromptCache(max_checkpoints=64), set[tuple[int, ...]]([()])
+    texts = [PROMPT, PROMPT[5:45]]
+    for change in CHANGES:
+        first, second = map(change, texts)
+        answers = prefixes.together({None: first, 0.5: second}, MOST, stored)
+        for got in answers:
+            right = prefixes.cold(got.prompt, ANSWER)
+            assert got.tokens == right.tokens
+            assert gap(got.rows, right.rows) < CLOSE
+            assert got.taken.n_cached == max(
+                len(k) for k in known if k == tuple(got.prompt[: len(k)]) != tuple(got.prompt)
+            )
+        known |= {tuple(got.text[:n]) for got in answers for n in [*got.taken.taken, len(got.text)]}
+        texts = [got.text for got in answers]
 
 
 QUANTIZED = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}
