@@ -131,16 +131,17 @@ class Prefixes:
         """What is wrong with the answer to a prompt that shares so many tokens with a text that is stored."""
         prompt, length = edited(answer.text, shared), len(answer.prompt)
         last = max([n for n in answer.taken.taken if n <= shared], default=0)
-        caches, rests = zip(*(stored.fetch_nearest_cache("model", prompt) for _ in range(2)), strict=True)
-        found, n = {len(prompt) - len(rest) for rest in rests}, len(prompt) - len(rests[0])
+        (cache, rest), (other, rest_again) = (stored.fetch_nearest_cache("model", prompt) for _ in range(2))
+        n = len(prompt) - len(rest)
         if n == last == 0:
             return []
-        warm, again = (self.answer(plainly, *one, n=m) for *one, m in zip(rests, caches, (2, 1), strict=True))
+        warm = self.answer(plainly, rest, cache, n=2)
+        again = self.answer(plainly, rest_again, other, n=1)
         bound += 0 if n in ends(length) else self.rounding
         off = self.off(warm, prompt, n, length, bound)
         checks = {
             # A cache that can be trimmed there gives more.
-            "found": found in ({last}, {shared}),
+            "found": n in (last, shared) and rest_again == rest,
             "tokens": warm.tokens == self.cold(prompt).tokens,
             "log probabilities": off <= bound,
             "used again": gap(warm.rows[:1], again.rows) == 0,
