@@ -28,11 +28,11 @@ from conformance.testing.texts.workloads import Message
 
 pytestmark = pytest.mark.contract("C11")
 
-# What is quantized has rows of at least 32 numbers, and llama no windows, so that it feeds nothing but what is new.
+# llama has no windows, so that it feeds nothing but what is new. Keys of lfm2 have 32 numbers, as quantizing needs.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"layer_types": None, "sliding_window": None, "head_dim": 32},
     "gemma3_text": {},
-    "qwen3_next": {"head_dim": 32},
+    "qwen3_next": {},
     "lfm2": {"num_attention_heads": 2, "num_key_value_heads": 1},
 }
 # Attention over a window adds up in another order if a chunk begins elsewhere.
@@ -162,13 +162,12 @@ def test_a_session(cold: Reference, models: dict[str, Path], model: str) -> None
 def check_ends(session: Session) -> None:
     """The last end of a message that an earlier prompt has too is found, or more."""
     talk(session)
-    assert all(found >= end for found, end in zip(session.found, session.ends, strict=True))
+    assert session.found == [max(pair) for pair in zip(session.found, session.ends, strict=True)], session.ends
 
 
-@pytest.mark.parametrize("model", ["qwen3_next", "lfm2"])
-def test_a_session_that_is_quantized(models: dict[str, Path], model: str) -> None:
+def test_a_session_that_is_quantized(models: dict[str, Path]) -> None:
     with serve(*COLD, *QUANTIZED, env=FAST) as alone, serve(*OPTIONS, *QUANTIZED, env=FAST) as server:
-        check_ends(Session(server, Reference(alone), models, model, {}))
+        check_ends(Session(server, Reference(alone), models, "lfm2", {}))
 
 
 @pytest.mark.parametrize("model", ["gemma3_text", "qwen3_next"])
