@@ -51,21 +51,31 @@ class Turn:
 class Chat:
     """A session in which these queries are typed, then ``q``.
 
-    With ``interrupt``, Ctrl-C is pressed after so many tokens of each answer, and Ctrl-D at the end. A planted fault
-    ``forgets``: each turn has a new drafter; ``feeds twice``: each turn feeds the earlier ones again; or ``goes on``:
-    Ctrl-C does nothing.
+    With ``interrupt``, Ctrl-C is pressed after so many tokens of each answer, or only of these turns, and Ctrl-D at the
+    end. A planted fault ``forgets``: each turn has a new drafter; ``feeds twice``: each turn feeds the earlier ones
+    again; ``goes on``: Ctrl-C does nothing; or ``keeps``: what was broken off stays in the cache.
     """
 
-    def __init__(self, queries: Sequence[str], *args: str, fault: str = "", interrupt: int = 0) -> None:
+    def __init__(
+        self,
+        queries: Sequence[str],
+        *args: str,
+        fault: str = "",
+        interrupt: int = 0,
+        interrupted: Sequence[int] | None = None,
+    ) -> None:
         self.turns: list[Turn] = []
         self.shown = ""
         self._queries, self._fault, self._interrupt = iter(queries), fault, interrupt
+        self._interrupted = interrupted
         self._cache: Any = None
         self._out = io.StringIO()
         with contextlib.ExitStack() as stack:
             stack.enter_context(patch.object(sys, "argv", ["mlx_lm.chat", "--model", str(FIXTURE), *args]))
             stack.enter_context(patch.object(chat, "stream_generate", self._generate))
             stack.enter_context(patch("builtins.input", self._input))
+            if fault == "keeps":
+                stack.enter_context(patch.object(chat, "restore_prompt_cache"))
             stack.enter_context(contextlib.redirect_stdout(self._out))
             chat.main()
         self._read()
@@ -111,7 +121,7 @@ class Chat:
                 answer.append(response.token)
                 counts = response.draft
                 yield response
-                if len(answer) == self._interrupt:
+                if len(answer) == self._interrupt and self._is_interrupted():
                     signal.raise_signal(signal.SIGINT)
         finally:
             # Ctrl-C may interrupt the answer.
@@ -119,8 +129,11 @@ class Chat:
             self._tokens = [*self._tokens, *prompt, *answer]
             # A draft model knows the tokens in its cache. That cache comes last.
             history = list(self._history) or self._tokens[: prompt_cache[-1].offset]
-            cached = prompt_cache[0].offset
+            cached = next(c.offset for c in prompt_cache if hasattr(c, "offset"))
             self.turns.append(Turn(tokenizer.decode(prompt), self._tokens, history, cached, copy.copy(counts)))
+
+    def _is_interrupted(self) -> bool:
+        return self._interrupted is None or len(self.turns) in self._interrupted
 
     def _listen_to(self, strategy: Any) -> list[int]:
         """The tokens that a strategy is told of from now on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 
 from conformance import FIXTURE
 from conformance.chat.chat_recorded import CONTROLS, Chat, Turn
+from conformance.testing.models.tiny import save
 
 # A terminal takes one line at a time.
 CODE = "total = 0; for key in rows: total += key; print(total)"
@@ -121,6 +122,47 @@ def test_ctrl_c_ends_an_answer(args: tuple[str, ...]) -> None:
 def test_an_answer_that_goes_on_is_found() -> None:
     with pytest.raises(AssertionError):
         check_interrupted(*DRAFTING["suffix"], queries=1, fault="goes on")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    return {"fixture": str(FIXTURE), **{name: str(save(name, folder)) for name in ("gemma3_text", "qwen3_next")}}
+
+
+def check_the_question_again(model: str, *args: str, fault: str = "", queries: Sequence[str] = QUERIES[:3]) -> None:
+    """The answer to a question whose first two answers were broken off is that of a chat without these."""
+    options = ("--model", model, "--max-tokens", "40")
+    first, second, third = queries
+    whole = Chat(queries, *options)
+    asked = [first, second, second, second, third]
+    again = Chat(asked, *options, *args, fault=fault, interrupt=6, interrupted=[1, 2])
+    broken_off = [again.turns.pop(1), again.turns.pop(1)]
+    assert {turn.tokens for turn in broken_off} == {7}
+    assert texts(again) == texts(whole)
+    assert [turn.cached for turn in again.turns] == [turn.cached for turn in whole.turns]
+
+
+AGAIN = [("fixture", name) for name in ("", "a draft length", "suffix", "a draft model")]
+AGAIN += [(model, name) for model in ("gemma3_text", "qwen3_next") for name in ("", "a draft length")]
+
+
+@pytest.mark.parametrize(("model", "name"), AGAIN)
+def test_a_question_again(models: dict[str, str], model: str, name: str) -> None:
+    queries = QUERIES[:3] if model == "fixture" else ["abcdefgh" * 3, "ijklmnop" * 3, "qrstuvwx" * 3]
+    check_the_question_again(models[model], *DRAFTING.get(name, ()), queries=queries)
+
+
+def test_a_question_again_after_a_reset() -> None:
+    """There is nothing to go back to in a new conversation."""
+    session = Chat([QUERIES[0], QUERIES[1], "r", QUERIES[1]], interrupt=6, interrupted=[1])
+    assert texts(session)[-1:] == texts(Chat([QUERIES[1]]))
+
+
+@pytest.mark.planted
+def test_a_broken_off_answer_that_stays_is_found() -> None:
+    with pytest.raises(AssertionError):
+        check_the_question_again(str(FIXTURE), fault="keeps")
 
 
 PUBLISHED = """python -m mlx_lm chat \\
