@@ -16,9 +16,7 @@ from mlx_lm.prefixes import Checkpoints
 from conformance.contracts.c11_prefixes.requests import (
     ANSWER,
     EDITS,
-    ENDS_ONLY,
     MOST,
-    PLACES,
     PROMPT,
     ROUNDING,
     Answer,
@@ -48,7 +46,7 @@ def check(name: str, prefixes: Prefixes) -> None:
     for way, edits in ((plainly, EDITS), (prefixes.with_drafts, EDITS[4::3])):
         without, taken = (prefixes.answer(way, PROMPT, most=most) for most in (0, MOST))
         check_unchanged(taken, without)
-        assert name in ENDS_ONLY or misplaced(taken, PLACES) == []
+        assert misplaced(taken, name) == []
         assert prefixes.complaints(taken, edits) == []
 
 
@@ -65,16 +63,18 @@ def test_together(name: str) -> None:
     prompts: dict[float | None, Sequence[int]] = {None: PROMPT, 0.5: PROMPT[4:45], 1.0: PROMPT[9:40]}
     for without, taken in zip(*(prefixes.together(prompts, most) for most in (0, MOST)), strict=True):
         check_unchanged(taken, without)
-        assert misplaced(taken, PLACES) + prefixes.complaints(taken, (16, 39), CLOSE) == []
+        assert misplaced(taken) + prefixes.complaints(taken, (16, 39), CLOSE) == []
 
 
-# What is asked for next: the same, the next turn, an edited turn, an answer once more, and another last token.
+# What is asked for next: the same, the next turn, an edited turn, an answer once more, another last token, and the same
+# turn edited again.
 CHANGES: list[Callable[[list[int]], list[int]]] = [
     lambda text: text,
     lambda text: [*text, 5, 6, 7, 8, 9],
     lambda text: [*text[:35], 1, 2, 3, *text[40:]],
     lambda text: text[:-ANSWER],
     lambda text: [*text[: -ANSWER - 1], 4],
+    lambda text: [*text[:35], 1, 4],
 ]
 
 
@@ -121,7 +121,7 @@ def test_a_draft_model(name: str, drafter: str) -> None:
         return GENERATE.speculative_generate_step(mx.array(prompt), model, small, num_draft_tokens=K, **options)
 
     answer = prefixes.answer(with_model, PROMPT, make_cache(prefixes.model) + make_cache(small), MOST)
-    assert misplaced(answer, PLACES) == []
+    assert misplaced(answer) == []
     stored.insert_cache("model", answer.text, answer.cache, checkpoints=answer.taken.taken)
     for shared in EDITS[4::3]:
         prompt = edited(answer.text, shared)
@@ -135,14 +135,14 @@ def test_a_draft_model(name: str, drafter: str) -> None:
             assert gap(next_turn(small, deepcopy(layers)), next_turn(small, right)) < CLOSE
         got = prefixes.answer(with_model, rest, cache, n=2)
         assert got.tokens == prefixes.cold(prompt).tokens
-        assert prefixes.off(got, prompt, n, len(PROMPT), 0) == 0
+        assert prefixes.off(got, prompt, n, len(PROMPT), 0) <= prefixes.rounding
 
 
 # Places, and the ends of the parts in which a prompt of 1600 tokens is read: what has a checkpoint in the end.
 TAKEN: list[tuple[list[int], list[int], list[int]]] = [
     ([], [1599], [1599]),
     ([], [100, 500, 600, 1000, 1599], [600, 1599]),
-    ([100, 600], [600, 1200, 1599], [100, 600, 1200, 1599]),
+    ([100, 300], [300, 600, 1599], [100, 300, 1599]),
     ([1500, 1599, 1600, 1700], [1000, 1599], [1000, 1500, 1599]),
 ]
 
