@@ -45,6 +45,8 @@ class Plan:
     # In words; a word is two or three tokens of the fixture.
     text: int = 40
     repeats: int = 5
+    # The prompts that a server may cache.
+    entries: int = 10
 
 
 FULL = Plan()

@@ -1,7 +1,7 @@
 """What prefixes save in the session of an agent: tokens fed, seconds to the first token, bytes held; and whether the
 answers are those of a server that has cached nothing.
 
-python -m conformance.bench.prefixes [--models llama qwen3_next] [--repeats 5]
+python -m conformance.bench.prefixes [--models llama qwen3_next] [--repeats 5] [--entries 10]
 python -m conformance.bench.prefixes --quick     # a short session and tiny models, once each
 python -m conformance.bench.prefixes --costs     # what checkpoints cost in a cold read, and where 32k tokens are copied
 
@@ -20,8 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,7 +72,7 @@ def servers(name: str, plan: Plan) -> Iterator[dict[str, Server]]:
             path = [str(release)] * (way == STOCK) + [str(ROOT), os.environ.get("PYTHONPATH", "")]
             env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path)), "HF_HUB_OFFLINE": "1"}
             command = [sys.executable, "-m", "conformance.bench.prefix_server", "--model", str(folder)]
-            command += ["--log-level", "ERROR", *options]
+            command += ["--log-level", "ERROR", "--prompt-cache-size", str(plan.entries), *options]
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, cwd=ROOT)
             # Its input ends first, then it is waited for.
@@ -188,14 +187,20 @@ def copies(plan: Plan) -> str:
 
 def main() -> int:
     options = parser(__doc__)
-    add = partial(options.add_argument, help="default: %(default)s")
+    add = options.add_argument
     add("--models", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
-    add("--repeats", type=at_least_one, default=None)
-    options.add_argument("--quick", action="store_true", help="a short session and tiny models, once each")
-    options.add_argument("--costs", action="store_true", help="what checkpoints cost, not what they save")
+    add("--repeats", type=at_least_one, help=f"default: {FULL.repeats}")
+    add(
+        "--entries",
+        type=at_least_one,
+        default=FULL.entries,
+        help="prompts that a server may cache (default: %(default)s)",
+    )
+    add("--quick", action="store_true", help="a short session and tiny models, once each")
+    add("--costs", action="store_true", help="what checkpoints cost, not what they save")
     args = options.parse_args()
     plan = QUICK if args.quick else FULL
-    plan = Plan(**vars(plan) | {"repeats": args.repeats or plan.repeats})
+    plan = replace(plan, repeats=args.repeats or plan.repeats, entries=args.entries)
     if args.costs:
         print(cold_reads(plan), copies(plan), sep="\n\n")
         return 0
