@@ -30,7 +30,8 @@ PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(60)]
 PLACES = (10, WINDOW - 1, WINDOW, WINDOW + 1, 35, 55)
 # How many tokens the next prompt shares: none, at the edges of the window, in the middle, at the ends of messages and
 # of what is fed at once, one token from the end, and in the answer.
-EDITS = (0, 9, WINDOW - 1, WINDOW, WINDOW + 1, 30, 35, 48, 58, 59, 77)
+EDITS = (0, 9, WINDOW - 1, WINDOW, WINDOW + 1, 30, 35, 48, 58, 59, 70, 77)
+AFTER_DRAFTS = (WINDOW + 1, 48, 70, 77)
 # Models that have no state inside of what is fed at once, and the longest block of tokens that they feed again.
 ENDS_ONLY = {"deepseek_v41": 16}
 # SSD and MLA: what is fed at once sums in another order than parts of it.

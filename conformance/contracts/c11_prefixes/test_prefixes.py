@@ -10,10 +10,12 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
+from mlx_lm.draft.loop import Decoder
 from mlx_lm.models.cache import ArraysCache, Checkpoint, LRUPromptCache, QuantizedKVCache
 from mlx_lm.prefixes import Checkpoints
 
 from conformance.contracts.c11_prefixes.requests import (
+    AFTER_DRAFTS,
     ANSWER,
     EDITS,
     MOST,
@@ -43,7 +45,7 @@ def check_unchanged(taken: Answer, without: Answer) -> None:
 def check(name: str, prefixes: Prefixes) -> None:
     # What the drafts are made of is not counted.
     prefixes.cold(PROMPT, ANSWER)
-    for way, edits in ((plainly, EDITS), (prefixes.with_drafts, EDITS[4::3])):
+    for way, edits in ((plainly, EDITS), (prefixes.with_drafts, AFTER_DRAFTS)):
         without, taken = (prefixes.answer(way, PROMPT, most=most) for most in (0, MOST))
         check_unchanged(taken, without)
         assert misplaced(taken, name) == []
@@ -123,7 +125,7 @@ def test_a_draft_model(name: str, drafter: str) -> None:
     answer = prefixes.answer(with_model, PROMPT, make_cache(prefixes.model) + make_cache(small), MOST)
     assert misplaced(answer) == []
     stored.insert_cache("model", answer.text, answer.cache, checkpoints=answer.taken.taken)
-    for shared in EDITS[4::3]:
+    for shared in AFTER_DRAFTS:
         prompt = edited(answer.text, shared)
         cache, rest = stored.fetch_nearest_cache("model", prompt)
         own, n = len(make_cache(prefixes.model)), len(prompt) - len(rest)
@@ -174,6 +176,7 @@ FAULTS: list[tuple[str, Any, str, str, str]] = [
         "trim_prompt_cache([c], num_tokens)",
         "trim_prompt_cache([c], num_tokens - 1) + 1",
     ),
+    ("deepseek_v41", Decoder, "accept", "self.n_fed - len(self.verifier.replay)", "self.n_fed"),
     ("mamba", ArraysCache, "__setitem__", "value.after(n)", "value.after(max(n - 1, 1))"),
     (
         "gemma3_text",
