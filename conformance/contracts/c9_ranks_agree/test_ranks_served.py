@@ -20,9 +20,11 @@ import requests
 
 from conformance import FIXTURE
 from conformance.testing.commands.launch import ranks_of
-from conformance.testing.models.tiny import as_qwen2
+from conformance.testing.models.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
 from conformance.testing.programs import run
+from conformance.testing.server.clients import GATE_OFF, Reference
 from conformance.testing.server.process import Client, free_ports, serve
+from conformance.testing.server.sessions import Session, check_ends
 from conformance.testing.texts.prompts import PROMPTS
 
 LIMIT = 120.0
@@ -110,6 +112,26 @@ def test_the_server(tmp_path: Path, how: str) -> None:
         assert [each["choices"][0]["message"]["content"] for each in answers] == right[:4]
         assert sum(map(accepted, answers)) > 0
         assert client.healthy()
+
+
+# The stages of the hybrid hold different layers: one can be trimmed, the other goes back to checkpoints. llama has a
+# window in every second layer here, and sums of two ranks are rounded otherwise than those of one.
+SPLIT: dict[str, tuple[str, list[str], list[dict[str, Any]], float]] = {
+    "pipeline": ("qwen3_next", ["--pipeline"], [{}], 0.0),
+    "tensor": ("llama", [], [{}, GATE_OFF], 1e-4),
+}
+
+
+@pytest.mark.parametrize("how", SPLIT)
+def test_a_session_with_prefixes(tmp_path: Path, how: str) -> None:
+    """Both ranks go on from the same place, which is as near as on one rank."""
+    name, options, drafts, noise = SPLIT[how]
+    model = save(name, tmp_path, ENDED_TEMPLATE, **ENDED)
+    with serve("--prompt-cache-size", "0", model=model) as alone:
+        cold = Reference(alone)
+        for draft in drafts:
+            with serve_on_ranks(tmp_path, model, "--prompt-cache-checkpoints", "99", *options) as client:
+                check_ends(Session(client, cold, model, draft, noise))
 
 
 def chat(*options: str) -> list[str]:

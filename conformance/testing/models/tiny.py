@@ -43,6 +43,7 @@ def save(name: str, folder: Path, template: str = CHAT_TEMPLATE, **changes: Any)
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    _write_index(path, weights)
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(CHARACTERS)}, []))
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.decoder = decoders.Fuse()
@@ -67,7 +68,11 @@ def as_qwen2(folder: Path) -> Path:
     model.set_dtype(mx.float16)
     flat = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(made / "model.safetensors"), flat, {"format": "mlx"})
-    (made / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": dict.fromkeys(flat, "model.safetensors")})
-    )
+    _write_index(made, flat)
     return made
+
+
+def _write_index(path: Path, weights: dict[str, mx.array]) -> None:
+    """Ranks read in it which file has their weights."""
+    index = {"weight_map": dict.fromkeys(weights, "model.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
