@@ -27,7 +27,8 @@ def go_on_in_the_checkpoint() -> None:
 
 def take_over_all_checkpoints() -> None:
     """A prompt has the checkpoints of another also where they differ."""
-    LRUPromptCache.insert_cache = mutant(LRUPromptCache.insert_cache, "if n <= shared", "if n <= len(tokens)")
+    fetch = LRUPromptCache.fetch_nearest_cache
+    LRUPromptCache.fetch_nearest_cache = mutant(fetch, "tokens[:prefix]).items()", "result.longer).items()")
 
 
 def take_none_with_drafts() -> None:

@@ -168,14 +168,14 @@ def test_memory_stays_below_its_limit(limit: int) -> None:
     ("owner", "name", "right", "wrong"),
     [
         # Of another prompt, which shares fewer tokens.
-        (LRUPromptCache, "insert_cache", "if n <= shared", "if True"),
+        (LRUPromptCache, "fetch_nearest_cache", "tokens[:prefix]).items()", "result.longer).items()"),
         # Not counted in bytes: none, or those of a sequence that is replaced.
         (LRUPromptCache, "nbytes", "sum(c.nbytes for c in self._checkpoints)", "0"),
-        (Checkpoint, "__init__", "sum(c.nbytes for c in copies)", "0"),
-        (LRUPromptCache, "insert_cache", "self._checkpoints.update(checkpoints.values())", "pass"),
+        (Checkpoint, "__init__", "sum(c.nbytes for c in copies)", "min(len(copies), 1)"),
+        (LRUPromptCache, "_keep", "self._checkpoints.update(kept.values())", "pass"),
         # Arrays of which it has only the end, and one that is too many.
         (Checkpoint, "_copy", "vars(c).update(_copy_handles(vars(c), mx.contiguous))", "pass"),
-        (LRUPromptCache, "fetch_nearest_cache", "if short_length < n <= prefix", "if short_length < n"),
+        (LRUPromptCache, "_keep", "path[n - 1].setdefault", "path[n - 2].setdefault"),
     ],
 )
 def test_a_planted_fault_is_found(

@@ -124,7 +124,7 @@ def test_a_draft_model(name: str, drafter: str) -> None:
 
     answer = prefixes.answer(with_model, PROMPT, make_cache(prefixes.model) + make_cache(small), MOST)
     assert misplaced(answer) == []
-    stored.insert_cache("model", answer.text, answer.cache, checkpoints=answer.taken.taken)
+    stored.insert_cache("model", answer.text, answer.cache, checkpoints=dict(answer.taken.taken))
     for shared in AFTER_DRAFTS:
         prompt = edited(answer.text, shared)
         cache, rest = stored.fetch_nearest_cache("model", prompt)
@@ -176,7 +176,7 @@ FAULTS: list[tuple[str, Any, str, str, str]] = [
         "trim_prompt_cache([c], num_tokens)",
         "trim_prompt_cache([c], num_tokens - 1) + 1",
     ),
-    ("deepseek_v41", Decoder, "accept", "self.n_fed - len(self.verifier.replay)", "self.n_fed"),
+    ("deepseek_v41", Decoder, "accept", "self.n_accepted - len(self.verifier.replay)", "self.n_accepted"),
     ("mamba", ArraysCache, "__setitem__", "value.after(n)", "value.after(max(n - 1, 1))"),
     (
         "gemma3_text",
