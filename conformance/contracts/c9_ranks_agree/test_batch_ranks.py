@@ -1,6 +1,7 @@
-"""A row of a batch whose strategy raises on the first rank ends on all ranks at the same step.
+"""The rows of a batch on two ranks: one whose strategy raises on the first rank ends on all ranks at the same step.
 
-A deadlock fails after a time limit.
+In a pipeline the stages of a hybrid hold different caches. What one of these cannot drop, no rank drafts. A deadlock
+fails after a time limit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.draft import batch_planner
 from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.generate import BatchGenerator
 
@@ -35,18 +37,25 @@ def fail_at_once(self: BatchPlanner, method: str, default: Any, uid: int, *args:
         return default
 
 
-def batch(group: Any, method: str, at: int) -> Rows:
-    """On the first rank, the strategy of the first row raises."""
-    model = build("llama")
-    requests = [Request(p, N, Partly([*p, *alone(model, p, N).tokens], 0.5)) for p in PROMPTS]
-    if group.rank() == 0:
-        break_part(requests[0], method, at)
-    generator = BatchGenerator(model, draft_costs=FREE, draft_group=group)
+def requests_of(model: Any) -> list[Request]:
+    return [Request(p, N, Partly([*p, *alone(model, p, N).tokens], 0.5)) for p in PROMPTS]
+
+
+def answered(generator: BatchGenerator, requests: list[Request]) -> Rows:
     rows: dict[int, list[tuple[int, str | None]]] = {insert(generator, request): [] for request in requests}
     while responses := generator.next_generated():
         for response in responses:
             rows[response.uid].append((response.token, response.finish_reason))
     return list(rows.values())
+
+
+def batch(group: Any, method: str, at: int) -> Rows:
+    """On the first rank, the strategy of the first row raises."""
+    model = build("llama")
+    requests = requests_of(model)
+    if group.rank() == 0:
+        break_part(requests[0], method, at)
+    return answered(BatchGenerator(model, draft_costs=FREE, draft_group=group), requests)
 
 
 def decoded(fails_at_once: bool) -> list[Rows]:
@@ -55,6 +64,39 @@ def decoded(fails_at_once: bool) -> list[Rows]:
         BatchPlanner._attempt = fail_at_once
     group = mx.distributed.init(strict=True, backend="ring")
     return [batch(group, *failure) for failure in FAILURES]
+
+
+def staged(family: str, cannot: int | None) -> tuple[Rows, int, int]:
+    """A batch on this rank's stage, the caches of one rank cannot drop. Also the tokens drafted and accepted."""
+    group = mx.distributed.init(strict=True, backend="ring")
+    model = build(family)
+    requests = requests_of(model)
+    model.model.pipeline(group)
+    if group.rank() == cannot:
+        batch_planner.can_trim_prompt_cache = lambda *_: False
+    rows = answered(BatchGenerator(model, draft_costs=FREE, draft_group=group), requests)
+    # A rank that ends takes the pass from the other one that runs ahead.
+    mx.eval(mx.distributed.all_sum(mx.array(1), group=group))
+    stats = [request.stats for request in requests if request.stats is not None]
+    return rows, sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "kimi_k3", "bailing_hybrid"])
+def test_stages_with_recurrent_layers_draft(tmp_path: Path, family: str) -> None:
+    right = [alone(build(family), prompt, N).tokens for prompt in PROMPTS]
+    for rows, _, accepted in call(tmp_path, LIMIT, staged, family, None):
+        assert [[token for token, _ in row] for row in rows] == right
+        assert accepted > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_stage_cannot_drop_no_stage_drafts(tmp_path: Path, rank: int) -> None:
+    """The pass with the drafts is taken back on both, whatever their caches keep of it."""
+    right = [alone(build("qwen3_next"), prompt, N).tokens for prompt in PROMPTS]
+    for rows, drafted, accepted in call(tmp_path, LIMIT, staged, "qwen3_next", rank):
+        assert [[token for token, _ in row] for row in rows] == right
+        assert drafted > 0
+        assert accepted == 0
 
 
 def test_a_failing_row_ends_alike(tmp_path: Path) -> None:

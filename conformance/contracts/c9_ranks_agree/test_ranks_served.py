@@ -117,7 +117,7 @@ def test_the_server(tmp_path: Path, how: str) -> None:
 # The stages of the hybrid hold different layers: one can be trimmed, the other goes back to checkpoints. llama has a
 # window in every second layer here, and sums of two ranks are rounded otherwise than those of one.
 SPLIT: dict[str, tuple[str, list[str], list[dict[str, Any]], float]] = {
-    "pipeline": ("qwen3_next", ["--pipeline"], [{}], 0.0),
+    "pipeline": ("qwen3_next", ["--pipeline"], [{}, GATE_OFF], 0.0),
     "tensor": ("llama", [], [{}, GATE_OFF], 1e-4),
 }
 
