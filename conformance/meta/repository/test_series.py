@@ -25,7 +25,7 @@ pytestmark = pytest.mark.patched_source
 # With more variants, one series would no longer serve all releases.
 MAX_VARIANTS = 6
 # The most lines of code that a patch may add, the series, and its stages up to core, without tests: nobody reads more.
-MAX_PATCH, MAX_LINES, MAX_TO_CORE = 250, 5975, 2040
+MAX_PATCH, MAX_LINES, MAX_TO_CORE = 250, 5975, 2041
 # The most lines of mlx_lm/draft, and of the tests that the patches add.
 MAX_DRAFT, MAX_TESTS = 3400, 5535
 # A stage that is no part of drafting is counted apart: its lines, and those of its tests.
