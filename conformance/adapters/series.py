@@ -14,7 +14,7 @@ from mlx_lm.models.cache import trim_prompt_cache as trim
 
 from conformance.adapters import FIXTURE, Drafts
 from conformance.adapters.looks import options_of
-from conformance.testing.drafts.scripted import Scripted
+from conformance.drafters import Scripted
 
 __all__ = ["can_trim", "restore", "snapshot", "trim"]
 

@@ -13,12 +13,12 @@ from mlx_lm.draft import DraftStats
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, _BaseCache
 from mlx_lm.models.deepseek_v41 import LayerCache
 
-from conformance.testing.decode.recorder import Task, gap, plain
-from conformance.testing.decode.replay import DRAFT, noises, scripted
-from conformance.testing.drafts.scripted import Scripted
+from conformance.drafters import Scripted
+from conformance.oracle.recorder import Task, gap, plain
+from conformance.oracle.replay import DRAFT, noises, scripted
+from conformance.subjects.architectures import build, runnable
 from conformance.testing.faults.models import keep_the_state, trim_one_short, trim_to_the_wrong_place
 from conformance.testing.faults.planted import nothing, planted
-from conformance.testing.models.architectures import build, runnable
 
 VOCAB = 64
 PROMPTS = {"short": [5, 9, 3], "past the window": [(7 * i + 3) % VOCAB for i in range(21)]}

@@ -18,9 +18,9 @@ from mlx_lm.models.cache import ArraysCache, restore_prompt_cache, snapshot_prom
 from mlx_lm.models.recurrent_gemma import RGLRU
 
 from conformance.series.patches import commits, unpack
+from conformance.subjects.architectures import build, logits, make_cache, outline, runnable
+from conformance.subjects.families import mutant
 from conformance.testing.faults.planted import planted
-from conformance.testing.models.architectures import build, logits, make_cache, outline, runnable
-from conformance.testing.models.families import mutant
 
 pytestmark = [pytest.mark.patched_source, pytest.mark.usefixtures("uncompiled")]
 

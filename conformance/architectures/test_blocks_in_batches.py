@@ -16,10 +16,10 @@ from mlx_lm.models.base import SHORT_BLOCK
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.switch_layers import SwitchLinear
 
+from conformance.subjects.architectures import batched, build, make_cache, outline
+from conformance.subjects.families import mutant
 from conformance.testing.decode.batch_blocks import PROMPT, TEXTS, alone, apart, as_close, in_step, prompted
 from conformance.testing.faults.planted import planted
-from conformance.testing.models.architectures import batched, build, make_cache, outline
-from conformance.testing.models.families import mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 BLOCKS = [5, SHORT_BLOCK]

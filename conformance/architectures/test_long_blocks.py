@@ -17,7 +17,7 @@ from mlx_lm.models.mla import QuantizedMultiLinear
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from conformance.testing.models.architectures import CONFIGS, build, make_cache, runnable
+from conformance.subjects.architectures import CONFIGS, build, make_cache, runnable
 
 VOCAB, GROUP = 64, 32
 # It fills the windows of the tiny configurations, and is longer than the sequences of those that scale with the length.

@@ -9,9 +9,9 @@ import mlx.core as mx
 import pytest
 
 from conformance.adapters import Adapters
-from conformance.judging.ask import broken
 from conformance.judging.plugin import note
-from conformance.testing.models.architectures import PROMPT, STEPS, VOCAB, logits, runnable
+from conformance.oracle.findings import broken
+from conformance.subjects.architectures import PROMPT, STEPS, VOCAB, logits, runnable
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from conformance import FIXTURE
-from conformance.testing.models.architectures import CONFIGS, build
+from conformance.subjects.architectures import CONFIGS, build
 from conformance.testing.texts.workloads import Message
 
 # The tables compare with the first one, whose cache can be trimmed to any length.

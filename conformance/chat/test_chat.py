@@ -17,7 +17,7 @@ import pytest
 
 from conformance import FIXTURE
 from conformance.chat.chat_recorded import CONTROLS, Chat, Turn
-from conformance.testing.models.tiny import save
+from conformance.subjects.tiny import save
 
 # A terminal takes one line at a time.
 CODE = "total = 0; for key in rows: total += key; print(total)"

@@ -18,8 +18,8 @@ from mlx_lm.draft.model import block_costs
 from conformance.check.decoding import Drafting, drafted
 from conformance.check.prompts import Unusable, built_in, encode
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, judge
-from conformance.testing.decode.recorder import Recording, Task, gaps, plain, rows_of
-from conformance.testing.drafts.scripted import Scripted
+from conformance.drafters import Scripted
+from conformance.oracle.recorder import Recording, Task, gaps, plain, rows_of
 
 RUNS = 3
 # The longest draft of the run whose drafts are wrong on purpose.

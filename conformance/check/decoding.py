@@ -10,7 +10,7 @@ from mlx_lm.draft import DraftOptions, DraftStats
 from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.testing.decode.recorder import Block, Recording, Task, Watched, next_turn, offsets_of, until_the_end
+from conformance.oracle.recorder import Block, Recording, Task, Watched, next_turn, offsets_of, until_the_end
 
 
 @dataclass(frozen=True)

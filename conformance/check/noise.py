@@ -12,10 +12,10 @@ from importlib.metadata import version
 
 import mlx.core as mx
 
+from conformance.oracle.recorder import Task, plain
+from conformance.oracle.replay import noise
+from conformance.subjects.architectures import build, runnable
 from conformance.testing.arguments import parser
-from conformance.testing.decode.recorder import Task, plain
-from conformance.testing.decode.replay import noise
-from conformance.testing.models.architectures import build, runnable
 from conformance.testing.tables import line, table
 
 VOCAB = 64

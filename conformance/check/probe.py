@@ -18,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.bench.costs import block_seconds
 from conformance.check.prompts import built_in, encode
-from conformance.testing.decode.recorder import best_of, gaps, log_probabilities
+from conformance.oracle.recorder import best_of, gaps, log_probabilities
 from conformance.testing.tables import line, table
 
 LENGTHS, QUICK = tuple(range(1, 33)), (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)

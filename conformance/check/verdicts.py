@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from conformance.testing.decode.recorder import (
+from conformance.oracle.recorder import (
     Block,
     Recording,
     Task,

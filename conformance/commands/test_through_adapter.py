@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from conformance.adapters import FIXTURE, Adapters
-from conformance.judging.ask import broken, not_offered
 from conformance.judging.blocks import drafted, environment
+from conformance.oracle.findings import broken, not_offered
 from conformance.testing.programs import run
 from conformance.testing.server.process import TEXT, ServerFailed, serve
 

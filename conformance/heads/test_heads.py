@@ -14,9 +14,9 @@ from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.heads.oracle import VOCAB, Oracle, held
-from conformance.testing.decode.recorder import Step, gap
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.families import FAMILIES, OPTIONS, PROMPT, allowed, model_of, seeded
+from conformance.oracle.recorder import Step, gap
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.families import FAMILIES, OPTIONS, PROMPT, allowed, model_of, seeded
 
 pytestmark = [pytest.mark.usefixtures("uncompiled"), pytest.mark.contract("C4")]
 N = 18

@@ -10,9 +10,9 @@ from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.prefixes import Checkpoints
 
 from conformance.heads.oracle import Oracle, held
-from conformance.testing.decode.recorder import Step
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.families import PROMPT, VOCAB, model_of, seeded
+from conformance.oracle.recorder import Step
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.families import PROMPT, VOCAB, model_of, seeded
 
 pytestmark = [pytest.mark.usefixtures("uncompiled"), pytest.mark.contract("C11")]
 N, PLACES = 18, [4, 11, 17]

@@ -16,8 +16,8 @@ from unittest.mock import patch
 import mlx.core as mx
 from mlx_lm.models import cache as cache_module
 
-from conformance.judging.ask import not_offered
-from conformance.testing.models.architectures import CONFIGS, build, make_cache
+from conformance.oracle.findings import not_offered
+from conformance.subjects.architectures import CONFIGS, build, make_cache
 
 VOCAB, WINDOW, CYCLE = 64, 16, 6
 # How much a token adds to the logit of the one that mostly follows it.

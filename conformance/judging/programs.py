@@ -17,7 +17,7 @@ from unittest.mock import patch
 from mlx_lm.models import cache as cache_module
 
 from conformance.adapters import Adapters
-from conformance.judging.ask import broken, first_line, not_offered, not_shown, refused
+from conformance.oracle.findings import broken, first_line, not_offered, not_shown, refused
 from conformance.testing.caches.layer_io import WIDTH, as_lists, feed_rows, leaves
 from conformance.testing.caches.reference import PAD, Reference, View, chunk, everything, window
 

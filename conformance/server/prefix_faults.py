@@ -12,7 +12,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import Checkpoint, LRUPromptCache
 from mlx_lm.prefixes import Checkpoints
 
-from conformance.testing.models.families import mutant
+from conformance.subjects.families import mutant
 
 
 def note_a_token_too_many() -> None:

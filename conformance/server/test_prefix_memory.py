@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from conformance.server.prefix_faults import leave_batches_as_they_are, leave_checkpoints_out, tell_what_is_held
-from conformance.testing.models.tiny import ENDED, ENDED_TEMPLATE, save
+from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
 from conformance.testing.server.clients import load
 from conformance.testing.server.process import CHAT, FAST, planted, serve
 from conformance.testing.server.sessions import message

@@ -18,7 +18,7 @@ from conformance.server.prefix_faults import (
     take_none_with_drafts,
     take_over_all_checkpoints,
 )
-from conformance.testing.models.tiny import ENDED, ENDED_TEMPLATE, save
+from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
 from conformance.testing.server.clients import GATE_OFF, Reference
 from conformance.testing.server.process import FAST, Server, serve
 from conformance.testing.server.sessions import Session, check_ends, message, talk

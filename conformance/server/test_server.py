@@ -21,6 +21,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from conformance import FIXTURE
 from conformance.server.server_endings import ENDINGS, check_the_next_request
+from conformance.subjects.tiny import save
 from conformance.testing.faults.batch import leave_the_last_block
 from conformance.testing.faults.server import (
     act_as_seed_zero,
@@ -29,7 +30,6 @@ from conformance.testing.faults.server import (
     share_predictions,
     store_a_token_too_many,
 )
-from conformance.testing.models.tiny import save
 from conformance.testing.programs import run
 from conformance.testing.server.clients import EDIT, GATE_OFF, SHORT, Reference
 from conformance.testing.server.process import CHAT, FAST, TEXT, Server, planted, serve

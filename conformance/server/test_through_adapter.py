@@ -22,8 +22,8 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
 from conformance.adapters import FIXTURE, Adapters
-from conformance.judging.ask import broken, not_offered, not_shown
-from conformance.testing.models.tiny import save
+from conformance.oracle.findings import broken, not_offered, not_shown
+from conformance.subjects.tiny import save
 from conformance.testing.server.process import TEXT, Server, ServerFailed, serve
 
 pytestmark = pytest.mark.usefixtures("uncompiled")

@@ -12,8 +12,8 @@ from mlx_lm.generate import batch_generate, stream_generate
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
+from conformance.oracle.recorder import offsets_of
 from conformance.smollm2.tasks import encode
-from conformance.testing.decode.recorder import offsets_of
 from conformance.testing.texts.workloads import Message
 
 SEED, TOKENS = 7, 32

@@ -13,6 +13,7 @@ from mlx_lm.draft.batch import DraftedBlock
 from mlx_lm.generate import GenerationBatch
 from mlx_lm.models.cache import BatchKVCache
 
+from conformance.subjects.families import mutant
 from conformance.testing.decode.batch_checks import (
     check_cancels,
     check_draws,
@@ -23,7 +24,6 @@ from conformance.testing.decode.batch_checks import (
 from conformance.testing.decode.batch_programs import PROGRAMS, run_programs
 from conformance.testing.decode.batches import Broken
 from conformance.testing.faults.planted import planted
-from conformance.testing.models.families import mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

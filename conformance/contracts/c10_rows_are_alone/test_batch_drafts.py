@@ -11,6 +11,8 @@ from mlx_lm.draft import batch_planner
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import BatchKVCache
 
+from conformance.subjects.architectures import batched
+from conformance.subjects.families import model_of
 from conformance.testing.decode.batch_checks import (
     check_alone,
     check_cancels,
@@ -22,8 +24,6 @@ from conformance.testing.decode.batch_checks import (
 )
 from conformance.testing.decode.batch_programs import FAMILIES, run_programs
 from conformance.testing.decode.batches import FREE, asked, break_part
-from conformance.testing.models.architectures import batched
-from conformance.testing.models.families import model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

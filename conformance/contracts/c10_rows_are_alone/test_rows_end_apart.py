@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from mlx_lm.models import afm7, gpt2, minimax_m3_vl, phi3small
 
+from conformance.subjects.architectures import batched, build
+from conformance.subjects.families import mutant
 from conformance.testing.decode.batch_blocks import (
     BLOCK,
     KEPT,
@@ -23,8 +25,6 @@ from conformance.testing.decode.batch_blocks import (
     prompted,
 )
 from conformance.testing.faults.planted import planted
-from conformance.testing.models.architectures import batched, build
-from conformance.testing.models.families import mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 LENGTH = BLOCK * len(KEPT)

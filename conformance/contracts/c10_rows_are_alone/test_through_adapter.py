@@ -10,10 +10,10 @@ import pytest
 from mlx_lm.generate import BatchGenerator, generate_step
 
 from conformance.adapters import Adapters
-from conformance.judging.ask import broken, not_offered
 from conformance.judging.decodes import near, penalty, tokens_of
 from conformance.judging.models import Family, model_of, prompt_of
-from conformance.testing.decode.recorder import gap
+from conformance.oracle.findings import broken, not_offered
+from conformance.oracle.recorder import gap
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # The lengths of the prompts of three rows, and of their answers: each row leaves the batch at another step.

@@ -8,9 +8,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, can_trim_prompt_cache, trim_prompt_cache
 
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.draft_models import drafter_of
-from conformance.testing.models.families import GENERATE, PROMPT, model_of, seeded
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.draft_models import drafter_of
+from conformance.subjects.families import GENERATE, PROMPT, model_of, seeded
 
 N, FAMILY = 14, "llama"
 

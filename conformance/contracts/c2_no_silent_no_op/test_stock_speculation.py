@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.judging.models import FAMILIES as ADAPTED
+from conformance.subjects.families import FAMILIES
 from conformance.testing.decode.draft_model import CHECKS, complaints, refused
-from conformance.testing.models.families import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

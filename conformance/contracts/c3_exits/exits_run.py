@@ -13,12 +13,12 @@ import pytest
 from mlx_lm.draft import DraftStats
 from mlx_lm.generate import generate_step, stream_generate
 
-from conformance.testing.decode.recorder import Step, gap, next_turn
-from conformance.testing.decode.whole import WHOLE
-from conformance.testing.drafts.scripted import Scripted
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.draft_models import drafter_of
-from conformance.testing.models.families import (
+from conformance.drafters import Scripted
+from conformance.oracle.recorder import Step, gap, next_turn
+from conformance.oracle.whole import WHOLE
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.draft_models import drafter_of
+from conformance.subjects.families import (
     GENERATE,
     OPTIONS,
     PROMPT,

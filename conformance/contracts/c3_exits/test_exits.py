@@ -30,13 +30,10 @@ from conformance.contracts.c3_exits.exits_run import (
     right,
     second_turn,
 )
-from conformance.testing.decode import draft_model
-from conformance.testing.decode.recorder import gap
-from conformance.testing.drafts.scripted import Scripted
-from conformance.testing.faults.models import nothing_is_rejected, one_accepted_token_goes, one_rejected_token_stays
-from conformance.testing.faults.planted import nothing
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.families import (
+from conformance.drafters import Scripted
+from conformance.oracle.recorder import gap
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.families import (
     FAMILIES,
     GENERATE,
     OPTIONS,
@@ -52,6 +49,9 @@ from conformance.testing.models.families import (
     seeded,
     shape,
 )
+from conformance.testing.decode import draft_model
+from conformance.testing.faults.models import nothing_is_rejected, one_accepted_token_goes, one_rejected_token_stays
+from conformance.testing.faults.planted import nothing
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

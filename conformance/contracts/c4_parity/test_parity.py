@@ -12,7 +12,7 @@ from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from conformance.testing.decode.whole import WHOLE
+from conformance.oracle.whole import WHOLE
 from conformance.testing.texts.prompts import PROMPTS, ids
 
 MAX_TOKENS = 40

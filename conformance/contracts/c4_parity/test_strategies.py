@@ -26,10 +26,9 @@ from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
 
-from conformance.testing.decode.recorder import Step, gap
-from conformance.testing.faults.models import InBfloat16, OfAnotherKernel
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.families import (
+from conformance.oracle.recorder import Step, gap
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.families import (
     FAMILIES,
     OPTIONS,
     PROMPT,
@@ -40,6 +39,7 @@ from conformance.testing.models.families import (
     scripted,
     seeded,
 )
+from conformance.testing.faults.models import InBfloat16, OfAnotherKernel
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

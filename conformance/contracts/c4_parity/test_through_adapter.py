@@ -13,11 +13,11 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.adapters import Adapters
-from conformance.judging.ask import broken, each, not_shown
 from conformance.judging.decodes import Decode, N, near, penalty, plain, plain_steps, tokens_of
 from conformance.judging.models import Family, model_of
 from conformance.judging.plugin import note
-from conformance.testing.decode.recorder import Histories, fed, gap
+from conformance.oracle.findings import broken, each, not_shown
+from conformance.oracle.recorder import Histories, fed, gap
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # Limits, and how many tokens a consumer takes before it closes the generator.

@@ -13,9 +13,9 @@ from mlx_lm.draft.loop import Decoder
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
-from conformance.testing.decode.recorder import Step, gap
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.families import (
+from conformance.oracle.recorder import Step, gap
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.families import (
     OPTIONS,
     PROMPT,
     VOCAB,

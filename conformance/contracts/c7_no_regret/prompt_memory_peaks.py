@@ -13,7 +13,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import mlx_lm
 
-from conformance.testing.models.architectures import CONFIGS, build, make_cache
+from conformance.subjects.architectures import CONFIGS, build, make_cache
 
 MODELS = ["mamba", "jamba", "rwkv7", "qwen3_next", "mamba2"]
 # A prompt is longer than the blocks whose end a cache can drop.

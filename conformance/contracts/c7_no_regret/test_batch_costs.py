@@ -12,9 +12,9 @@ from mlx_lm.draft import DraftStats, EditStrategy
 from mlx_lm.draft.planner import Planner
 from mlx_lm.generate import BatchGenerator
 
+from conformance.subjects.families import model_of
 from conformance.testing.decode.batches import FREE, Request, insert
 from conformance.testing.drafts.backward_scan import text
-from conformance.testing.models.families import model_of
 
 
 @pytest.mark.parametrize("n", [1_000, 100_000])

@@ -24,10 +24,10 @@ from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
+from conformance.oracle.recorder import fed
 from conformance.simulate.__main__ import decode
-from conformance.testing.decode.recorder import fed
-from conformance.testing.models.architectures import CONFIGS, build
-from conformance.testing.models.families import GENERATE
+from conformance.subjects.architectures import CONFIGS, build
+from conformance.subjects.families import GENERATE
 from conformance.testing.texts.prompts import ids
 from conformance.testing.texts.recorded_streams import bpe, corpus, stream
 

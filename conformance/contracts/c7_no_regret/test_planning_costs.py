@@ -17,8 +17,8 @@ from mlx_lm.draft import DraftStats, EditStrategy, Planner, device_costs
 from mlx_lm.models import llama
 
 from conformance.series.patches import commits, unpack
+from conformance.subjects.families import GENERATE
 from conformance.testing.drafts.backward_scan import VOCAB, text
-from conformance.testing.models.families import GENERATE
 
 STREAMS = {"copies": 30_000, "few copies": 300}
 PROMPT = [(7 * i + 3) % 1000 for i in range(64)]

@@ -17,8 +17,8 @@ from mlx_lm.draft.planner import CREDIT, CREDIT_OF_ROW, MAX_AUTO_DRAFT
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache
 
+from conformance.drafters import Changing, Wrong
 from conformance.simulate.batches import DEVICES, KINDS, SIZES, Asked, Make, Result, decode, requests, together
-from conformance.testing.drafts.wrong import Changing, Wrong
 from conformance.testing.texts.recorded_streams import VOCAB, Request
 
 SLOWEST = 0.98

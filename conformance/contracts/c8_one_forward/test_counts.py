@@ -5,7 +5,6 @@ The prompts end below, at and past the window of 16 tokens, and around the steps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -17,8 +16,9 @@ from mlx_lm.draft.planner import Planner
 from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.models.cache import can_trim_prompt_cache
 
-from conformance.testing.decode.recorder import Step, gap
-from conformance.testing.models.families import (
+from conformance.drafters import AtDepth
+from conformance.oracle.recorder import Step, gap
+from conformance.subjects.families import (
     FAMILIES,
     OPTIONS,
     RESTORED,
@@ -42,26 +42,6 @@ DEPTHS = range(K + 1)
 FILLED = {"llama", "llama max_kv_size", "gemma3_text", "mamba", "qwen3_next", "llama4"}
 # The longest block that the patched models compute exactly as single tokens.
 SHORT = 16
-
-
-class AtDepth:
-    """Drafts ``depth`` right tokens every time, then wrong ones."""
-
-    def __init__(self, right: Sequence[int], depth: int) -> None:
-        self.right, self.depth, self.n_seen = right, depth, 0
-        self.as_meant: list[bool] = []
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        self.n_seen += len(tokens)
-
-    def propose(self, n_max: int) -> Sequence[int]:
-        draft = self.right[self.n_seen : self.n_seen + n_max]
-        return [token if i < self.depth else (token + 1) % VOCAB for i, token in enumerate(draft)]
-
-    def accept(self, n_accepted: int, n_drafted: int) -> None:
-        # A proposal of which nothing was fed is answered as well.
-        if n_drafted > 0:
-            self.as_meant.append(n_accepted == min(self.depth, n_drafted))
 
 
 def tokens_of(length: int) -> list[int]:

@@ -19,8 +19,8 @@ import pytest
 import requests
 
 from conformance import FIXTURE
+from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
 from conformance.testing.commands.launch import ranks_of
-from conformance.testing.models.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
 from conformance.testing.programs import run
 from conformance.testing.server.clients import GATE_OFF, Reference
 from conformance.testing.server.process import Client, free_ports, serve

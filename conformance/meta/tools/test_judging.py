@@ -23,7 +23,7 @@ SAMPLE = [("backend", "history fed twice"), ("other names", "a short history")]
 # A tree that calls what the series has by other names, so that only its own adapter can ask it.
 ADAPTER = """
 import mlx.core as mx
-from conformance.testing.drafts.scripted import Scripted
+from conformance.drafters import Scripted
 from mlx_lm.generate import guessing_steps
 from mlx_lm.models.cache import shorten_caches as trim
 from mlx_lm.models.cache import mark_caches as snapshot

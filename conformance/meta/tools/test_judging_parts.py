@@ -19,7 +19,7 @@ from environments import base_of
 
 from conformance import ROOT, adapters
 from conformance.adapters import NAMES, SHIPPED, Adapters, Unusable, load, offered
-from conformance.judging import ask, programs, ran, results, run
+from conformance.judging import programs, ran, results, run
 from conformance.judging.difference import (
     BAD,
     BROKE,
@@ -35,7 +35,8 @@ from conformance.judging.difference import (
 from conformance.judging.results import ABSENT, ASKED, BROKEN, HOLDS, NOT_SHOWN, PARTS, REFUSED, Result, Results
 from conformance.judging.run import Run
 from conformance.judging.screen import Judgement, markdown, screen
-from conformance.testing.models.families import GENERATE, model_of
+from conformance.oracle import findings as ask
+from conformance.subjects.families import GENERATE, model_of
 
 TRIM, PARITY, PLAIN = (
     f"conformance/contracts/{where}::{name}"
@@ -133,7 +134,7 @@ def test_the_screen_and_the_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_pytest_wrote(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
-        "import pytest\nfrom conformance.judging import ask\n"
+        "import pytest\nfrom conformance.oracle import findings as ask\n"
         "def test_holds(record_property): record_property('about', 'it')\n"
         "def test_broken(): ask.broken('token 7 is lost', 'print(7)')\n"
         "def test_raises(): raise KeyError('no')\n"

@@ -20,8 +20,8 @@ from conformance import FIXTURE
 from conformance.__main__ import DRAFT_TYPES, main
 from conformance.check import check, probe
 from conformance.check.prompts import Unusable, built_in, encode, from_file
+from conformance.subjects.families import model_of
 from conformance.testing.faults.models import OfAnotherKernel, trim_and_swap_the_last_rows, trim_one_short
-from conformance.testing.models.families import model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

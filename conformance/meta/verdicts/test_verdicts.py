@@ -21,10 +21,10 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from conformance.check.decoding import Drafting, drafted
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
-from conformance.testing.decode.recorder import Recording, Task, plain
-from conformance.testing.drafts.scripted import Scripted
+from conformance.drafters import Scripted
+from conformance.oracle.recorder import Recording, Task, plain
+from conformance.subjects.families import VOCAB, model_of, mutant
 from conformance.testing.faults.models import FAULTS, OfAnotherKernel
-from conformance.testing.models.families import VOCAB, model_of, mutant
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

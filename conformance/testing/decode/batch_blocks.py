@@ -10,9 +10,9 @@ import mlx.core as mx
 from mlx_lm.generate import PromptProcessingBatch
 from mlx_lm.models.cache import snapshot_prompt_cache, trim_prompt_cache
 
+from conformance.oracle.recorder import gap, log_probabilities
+from conformance.subjects.architectures import make_cache
 from conformance.testing.decode.batches import VOCAB
-from conformance.testing.decode.recorder import gap, log_probabilities
-from conformance.testing.models.architectures import make_cache
 
 # The first prompt fills the windows and chunks of the tiny configurations.
 PROMPT, BLOCK = 21, 5

@@ -10,13 +10,17 @@ from typing import Any
 
 from mlx_lm.generate import BatchGenerator
 
+from conformance.drafters import Partly
+from conformance.oracle.recorder import Recording, Task, gap, next_turn, plain
+from conformance.oracle.replay import noises
+from conformance.subjects.architectures import build
+from conformance.subjects.families import model_of
 from conformance.testing.decode.batches import (
     DRAFT,
     FREE,
     Alone,
     Answer,
     Broken,
-    Partly,
     Request,
     answers,
     asked,
@@ -25,10 +29,6 @@ from conformance.testing.decode.batches import (
     insert,
     prompt_of,
 )
-from conformance.testing.decode.recorder import Recording, Task, gap, next_turn, plain
-from conformance.testing.decode.replay import noises
-from conformance.testing.models.architectures import build
-from conformance.testing.models.families import model_of
 
 
 @dataclass(frozen=True)

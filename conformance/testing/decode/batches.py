@@ -13,10 +13,10 @@ from mlx_lm.draft import BlockCosts, DraftStats, Planner
 from mlx_lm.generate import BatchGenerator, StopSequences, generate_step
 from mlx_lm.sample_utils import greedy_sampler
 
-from conformance.testing.decode.recorder import gap, next_turn
-from conformance.testing.drafts.scripted import Scripted
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.families import model_of
+from conformance.drafters import Partly
+from conformance.oracle.recorder import gap, next_turn
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.families import model_of
 
 VOCAB, DRAFT = 64, 5
 # The costs of blocks in a batch that also has rows without drafts: zero, so that all drafts are fed.
@@ -25,22 +25,6 @@ FREE = BlockCosts((1, 1024), (1.0, 1.0))
 NEAR_TIE = 1e-3
 # Limits for log probabilities and for the larger logits of a next turn. Noise is far below, a fault far above.
 CLOSE, CLOSE_AFTER = 1e-3, 1e-2
-
-
-class Partly(Scripted):
-    """Drafts the right continuation, with one wrong token after a share of it. Right tokens follow the wrong one."""
-
-    def __init__(self, right: Sequence[int], share: float) -> None:
-        super().__init__(right, VOCAB)
-        self.share = share
-
-    def propose(self, n_max: int) -> Sequence[int]:
-        start = len(self.seen)
-        draft = self.right[start : start + n_max]
-        wrong = int(self.share * len(draft))
-        if wrong < len(draft):
-            draft[wrong] = (draft[wrong] + 1) % VOCAB
-        return draft
 
 
 class Drawing:

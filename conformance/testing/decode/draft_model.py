@@ -11,10 +11,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
-from conformance.testing.decode.recorder import Histories, gap
-from conformance.testing.models.architectures import make_cache
-from conformance.testing.models.draft_models import drafter_of
-from conformance.testing.models.families import GENERATE, OPTIONS, PROMPT, allowed, model_of, seeded, shape
+from conformance.oracle.recorder import Histories, gap
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.draft_models import drafter_of
+from conformance.subjects.families import GENERATE, OPTIONS, PROMPT, allowed, model_of, seeded, shape
 
 N, DRAFT = 14, 3
 SECOND_TURN = [7, 9]

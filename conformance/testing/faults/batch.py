@@ -19,7 +19,7 @@ from mlx_lm.generate import GenerationBatch
 from mlx_lm.models import llama
 from mlx_lm.models.cache import TokenBuffer
 
-from conformance.testing.models.families import mutant
+from conformance.subjects.families import mutant
 
 # The package also has a function of that name.
 GENERATE: Any = import_module("mlx_lm.generate")

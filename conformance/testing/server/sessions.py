@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conformance.testing.models.tiny import CHARACTERS
+from conformance.subjects.tiny import CHARACTERS
 from conformance.testing.server.clients import Reference, load
 from conformance.testing.server.process import CHAT, Client
 from conformance.testing.server.traffic import Answer, Body, Request

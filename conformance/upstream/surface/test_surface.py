@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import mlx_lm
 import pytest
 
-from conformance.testing.models.architectures import (
+from conformance.subjects.architectures import (
     CONFIGS,
     NOT_MODELS,
     UNRUNNABLE,
@@ -28,7 +28,7 @@ def unknown(models: Iterable[str]) -> list[str]:
 
 
 def test_the_suite_knows_every_model() -> None:
-    assert not unknown(model_files()), "add a configuration to conformance/testing/models/architectures.json"
+    assert not unknown(model_files()), "add a configuration to conformance/subjects/architectures.json"
 
 
 @pytest.mark.planted

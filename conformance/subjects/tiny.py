@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from conformance import FIXTURE
-from conformance.testing.models.architectures import CONFIGS, build
+from conformance.subjects.architectures import CONFIGS, build
 
 CHARACTERS = string.ascii_letters + string.digits + "._"
 # The models never give this token, so only a limit or a stop word ends an answer.

@@ -15,11 +15,11 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from conformance.testing.decode.recorder import Step, Task, plain
-from conformance.testing.decode.replay import noise
-from conformance.testing.decode.whole import WHOLE
-from conformance.testing.drafts.scripted import Scripted
-from conformance.testing.models.architectures import CONFIGS, build, make_cache
+from conformance.drafters import Scripted
+from conformance.oracle.recorder import Step, Task, plain
+from conformance.oracle.replay import noise
+from conformance.oracle.whole import WHOLE
+from conformance.subjects.architectures import CONFIGS, build, make_cache
 
 GENERATE = sys.modules["mlx_lm.generate"]
 VOCAB, WINDOW, K = 64, 16, 3

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from conformance.testing.models.families import Counted, model_of
+from conformance.subjects.families import Counted, model_of
 
 
 class Contrary(Counted):

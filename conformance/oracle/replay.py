@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.testing.decode.recorder import Recording, Task, gap, next_turn, offsets_of, replay
-from conformance.testing.drafts.scripted import Scripted
+from conformance.drafters import Scripted
+from conformance.oracle.recorder import Recording, Task, gap, next_turn, offsets_of, replay
 
 # Stock releases do not have this module, and are measured too.
 if TYPE_CHECKING:

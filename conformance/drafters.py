@@ -1,0 +1,101 @@
+"""The drafters of the tests: each knows the right answer, and is wrong where a test needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# The vocabulary of the tiny models.
+VOCAB = 64
+# A token that no recorded text holds.
+NEVER = 2**18 - 2
+
+
+class Scripted:
+    """Drafts the right continuation with one wrong token. The place of that token cycles through 0, 1, 2, ...
+
+    So a run sees every acceptance depth, from no token of a draft to all of them. Right tokens follow the wrong one.
+    """
+
+    def __init__(self, right: Sequence[int], vocab_size: int = VOCAB) -> None:
+        self.right = list(right)
+        self.vocab_size = vocab_size
+        self.seen: list[int] = []
+        self.depths: list[int] = []
+        self.turn = 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.seen += tokens
+
+    def wrong(self, draft: Sequence[int], n_max: int) -> Sequence[int]:
+        """The places of a draft that are wrong."""
+        self.turn += 1
+        return [(self.turn - 1) % (n_max + 1)]
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        draft = self.right[len(self.seen) : len(self.seen) + n_max]
+        for i in self.wrong(draft, n_max):
+            if i < len(draft):
+                draft[i] = (draft[i] + 1) % self.vocab_size
+        return draft
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        self.depths.append(n_accepted)
+
+
+class Partly(Scripted):
+    """Drafts with one wrong token after a share of each draft."""
+
+    def __init__(self, right: Sequence[int], share: float, vocab_size: int = VOCAB) -> None:
+        super().__init__(right, vocab_size)
+        self.share = share
+
+    def wrong(self, draft: Sequence[int], n_max: int) -> Sequence[int]:
+        return [int(self.share * len(draft))]
+
+
+class AtDepth(Scripted):
+    """Drafts ``depth`` right tokens every time, then wrong ones."""
+
+    def __init__(self, right: Sequence[int], depth: int, vocab_size: int = VOCAB) -> None:
+        super().__init__(right, vocab_size)
+        self.depth = depth
+        self.as_meant: list[bool] = []
+
+    def wrong(self, draft: Sequence[int], n_max: int) -> Sequence[int]:
+        return range(self.depth, len(draft))
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        # A proposal of which nothing was fed is answered as well.
+        if n_drafted > 0:
+            self.as_meant.append(n_accepted == min(self.depth, n_drafted))
+
+
+class Wrong:
+    """Drafts a token that never comes, and claims to be sure of it: the worst cost of drafting."""
+
+    likely = 0.985
+
+    def __init__(self, token: int = NEVER) -> None:
+        self.token = token
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, n_max: int) -> Any:
+        from mlx_lm.draft import Proposal
+
+        return Proposal([self.token] * n_max, [self.likely])
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        pass
+
+
+class Changing(Wrong):
+    """Always wrong, and claims another likelihood each time, so that past results do not help to predict."""
+
+    n_seen = 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.n_seen += 1
+        self.likely = (0.7, 0.86, 0.94, 0.97, 0.99, 0.995)[self.n_seen % 6]

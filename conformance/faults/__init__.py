@@ -1,0 +1,77 @@
+"""Planted faults, as data: a change of the source of mlx_lm, its contract, and the test that must be red."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One table of a TOML file of this folder."""
+
+    name: str
+    contract: str
+    # Arguments of pytest: a test's id, or a file and ``-k`` with words. At least one of these tests must be red.
+    red: str
+    # The file in mlx_lm, and what is replaced in it, once; ``within`` names a function, a method or a class of it.
+    file: str
+    right: str
+    wrong: str
+    within: str = ""
+    # A part of the sentence that the red test says.
+    says: str = ""
+
+    def apply(self, source: str) -> str:
+        """The source with the fault.
+
+        Raises:
+            ValueError: if what is replaced is not there exactly once.
+        """
+        start, end = _span(source, self.within) if self.within else (0, len(source))
+        part = source[start:end]
+        if part.count(self.right) != 1:
+            raise ValueError(f"{self.name}: {self.right!r} is in {self.file} {part.count(self.right)} times")
+        return source[:start] + part.replace(self.right, self.wrong) + source[end:]
+
+
+def _span(source: str, name: str) -> tuple[int, int]:
+    """Where the text of a class or a function begins and ends. A method is named as CLASS.METHOD."""
+    nodes = ast.parse(source).body
+    for part in name.split("."):
+        found = [node for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
+        if len(found) != 1:
+            raise ValueError(f"{name} is there {len(found)} times")
+        nodes = found[0].body
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return starts[found[0].lineno - 1], starts[found[0].end_lineno or 0]
+
+
+def read(path: Path) -> list[Fault]:
+    return [Fault(**table) for table in tomllib.loads(path.read_text("utf-8")).get("fault", [])]
+
+
+def faults() -> list[Fault]:
+    """All faults of this folder."""
+    return [fault for path in sorted(FOLDER.glob("*.toml")) for fault in read(path)]
+
+
+def plant(package: Path, into: Path, fault: Fault | None = None) -> Path:
+    """Copy a package with a fault, or without one. Returns the folder that it is imported from."""
+    target = into / package.name
+    shutil.copytree(package, target, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
+    if fault is not None:
+        path = target / fault.file
+        source = fault.apply(path.read_text("utf-8"))
+        # Not the file that the copy shares with the package.
+        path.unlink()
+        path.write_text(source, "utf-8")
+    return into

@@ -1,0 +1,30 @@
+"""Each planted fault turns the test red that its table names, in a process with a copy of mlx_lm that has it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import mlx_lm
+import pytest
+
+from conformance import ROOT
+from conformance.faults import Fault, faults, plant
+from conformance.testing.programs import run
+
+PACKAGE = Path(mlx_lm.__file__).parent
+LIMIT = 300.0
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
+    tree = plant(PACKAGE, tmp_path, fault)
+    options = "-q -x --no-header --tb=short -p no:cacheprovider -p no:xdist -p no:benchmark".split()
+    command = ["-m", "pytest", "-o", "addopts=", *options, *shlex.split(fault.red)]
+    path = {"PYTHONPATH": f"{tree}:{ROOT}:{ROOT / 'scripts'}", "MLX_DISABLE_COMPILE": "1"}
+    done = run(command, cwd=ROOT, env=path, timeout=LIMIT)
+    if done.returncode != 1 or "1 failed" not in done.stdout:
+        pytest.fail(f"{fault.red} is not red with the fault {fault.name!r}:\n{done.stdout[-2000:]}{done.stderr[-500:]}")
+    if fault.says not in done.stdout:
+        pytest.fail(f"{fault.red} does not say {fault.says!r} of the fault {fault.name!r}:\n{done.stdout[-2000:]}")
