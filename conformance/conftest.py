@@ -18,14 +18,14 @@ from mlx_lm import load
 
 from conformance import FIXTURE
 from conformance.adapters import Adapters
+from conformance.doors.server.clients import Reference
+from conformance.doors.server.process import FAST, Server, planted, serve
 from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
 from conformance.judging import plugin as judging
 from conformance.stages import plugin as stages
 from conformance.testing.device import device
 from conformance.testing.faults.planted import Fault
-from conformance.testing.server.clients import Reference
-from conformance.testing.server.process import FAST, Server, planted, serve
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

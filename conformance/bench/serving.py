@@ -22,8 +22,8 @@ from typing import Any
 from conformance.bench import models
 from conformance.bench.cells import Row, spread
 from conformance.bench.models import Subject
-from conformance.testing.server.process import CHAT, Client, serve
-from conformance.testing.server.traffic import follow
+from conformance.doors.server.process import CHAT, Client, serve
+from conformance.doors.server.traffic import follow
 from conformance.testing.texts.prompts import PROMPTS
 
 COPIES, OTHER = ("rename", "json"), "quote"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance import FIXTURE
-from conformance.testing.programs import run
+from conformance.doors.programs import run
 from conformance.testing.texts.prompts import CODE, PROMPTS
 from conformance.testing.texts.workloads import fenced
 

@@ -17,8 +17,8 @@ from mlx_lm import stream_generate
 
 from conformance import FIXTURE
 from conformance.demo import __main__ as demo
+from conformance.doors.server.process import serve
 from conformance.series.patches import checkout
-from conformance.testing.server.process import serve
 from conformance.testing.texts.prompts import PROMPTS
 
 pytestmark = pytest.mark.patched_source

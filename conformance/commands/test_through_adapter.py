@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from conformance.adapters import FIXTURE, Adapters
+from conformance.doors.programs import run
+from conformance.doors.server.process import TEXT, ServerFailed, serve
 from conformance.judging.blocks import drafted, environment
 from conformance.oracle.findings import broken, not_offered
-from conformance.testing.programs import run
-from conformance.testing.server.process import TEXT, ServerFailed, serve
 
 LENGTH, TIMEOUT = 48, 120
 # It repeats itself, so that whatever looks up n-grams finds some.

@@ -9,8 +9,8 @@ import mlx_lm
 import pytest
 
 from conformance import ROOT
+from conformance.doors.programs import run
 from conformance.faults import Fault, faults, plant
-from conformance.testing.programs import run
 
 PACKAGE = Path(mlx_lm.__file__).parent
 LIMIT = 300.0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conformance.testing.server.process import FAST, planted
+from conformance.doors.server.process import FAST, planted
 
 VARIABLE = "CONFORMANCE_BLOCKS"
 # A block that verifies a draft; a chunk of a prompt is longer here, and a step is one token.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance import ROOT
-from conformance.testing.server.process import serve
+from conformance.doors.server.process import serve
 from conformance.testing.texts.pages import USE, block, drafting, text_of
 
 pytestmark = pytest.mark.real_model

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from conformance.doors.server.process import serve
 from conformance.smollm2 import MODELS, path_of
 from conformance.smollm2.tasks import TABLE, TASKS, rewrite
-from conformance.testing.server.process import serve
 from conformance.testing.texts.workloads import Message, chat
 
 pytestmark = pytest.mark.real_model

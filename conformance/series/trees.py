@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.testing.programs import exit_code, start
+from conformance.doors.programs import exit_code, start
 
 # On Linux each compiled function would start a C++ compiler.
 SETTINGS = {"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {}

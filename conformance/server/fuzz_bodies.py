@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.testing.server.process import CHAT, TEXT
+from conformance.doors.server.process import CHAT, TEXT
 
 Values = st.SearchStrategy[Any]
 

@@ -7,9 +7,9 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from conformance.testing.server.clients import Reference, load
-from conformance.testing.server.process import TEXT, Server
-from conformance.testing.server.traffic import CODE, EDITS, Body, Request, follow, send
+from conformance.doors.server.clients import Reference, load
+from conformance.doors.server.process import TEXT, Server
+from conformance.doors.server.traffic import CODE, EDITS, Body, Request, follow, send
 from conformance.testing.texts.workloads import fenced
 
 LENGTH = 60

@@ -19,6 +19,20 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 from requests import Timeout
 
 from conformance import FIXTURE
+from conformance.doors.server.clients import (
+    EDIT,
+    ENDLESS,
+    GATE_OFF,
+    SLOWLY,
+    Reader,
+    Reference,
+    drafted,
+    judge_all,
+    load,
+    mixed,
+)
+from conformance.doors.server.process import CHAT, FAST, Server, planted, serve
+from conformance.doors.server.traffic import CODE, EDITED, EDITS, PENALTIES, Answer, Body, Request, judge, send
 from conformance.testing.faults.batch import (
     FAILING,
     STOOD_STILL,
@@ -38,20 +52,6 @@ from conformance.testing.faults.batch import (
     swap_the_statistics,
 )
 from conformance.testing.faults.server import drop_the_options
-from conformance.testing.server.clients import (
-    EDIT,
-    ENDLESS,
-    GATE_OFF,
-    SLOWLY,
-    Reader,
-    Reference,
-    drafted,
-    judge_all,
-    load,
-    mixed,
-)
-from conformance.testing.server.process import CHAT, FAST, Server, planted, serve
-from conformance.testing.server.traffic import CODE, EDITED, EDITS, PENALTIES, Answer, Body, Request, judge, send
 from conformance.testing.texts.workloads import chat, fenced
 
 # The most passes, and steps of other prompts, between two responses of the batch to one request.

@@ -16,13 +16,13 @@ import pytest
 import requests
 
 from conformance import FIXTURE
+from conformance.doors.server.clients import EDIT, GATE_OFF, SHORT, Reference
+from conformance.doors.server.process import CHAT, FAST, Server, serve
+from conformance.doors.server.traffic import Request, send
 from conformance.testing.faults.server import (
     answer_in_words,
     answer_with_all_models,
 )
-from conformance.testing.server.clients import EDIT, GATE_OFF, SHORT, Reference
-from conformance.testing.server.process import CHAT, FAST, Server, serve
-from conformance.testing.server.traffic import Request, send
 
 ASK = Request(CHAT, {"messages": EDIT, "max_tokens": 100})
 

@@ -17,8 +17,8 @@ import requests
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from conformance.doors.server.process import CHAT, FAST, TEXT, Client, Server, read_stream, serve
 from conformance.server.fuzz_bodies import bodies, malformed
-from conformance.testing.server.process import CHAT, FAST, TEXT, Client, Server, read_stream, serve
 
 COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 QUICK = settings(max_examples=150, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON)

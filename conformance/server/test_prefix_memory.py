@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import requests
 
+from conformance.doors.server.clients import load
+from conformance.doors.server.process import CHAT, FAST, planted, serve
+from conformance.doors.server.sessions import message
+from conformance.doors.server.traffic import Body, Request
 from conformance.server.prefix_faults import leave_batches_as_they_are, leave_checkpoints_out, tell_what_is_held
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
-from conformance.testing.server.clients import load
-from conformance.testing.server.process import CHAT, FAST, planted, serve
-from conformance.testing.server.sessions import message
-from conformance.testing.server.traffic import Body, Request
 from conformance.testing.texts.workloads import Message
 
 pytestmark = pytest.mark.contract("C11")

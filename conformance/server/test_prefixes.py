@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from conformance.doors.server.clients import GATE_OFF, Reference
+from conformance.doors.server.process import FAST, Server, serve
+from conformance.doors.server.sessions import Session, check_ends, message, talk
+from conformance.doors.server.traffic import Body
 from conformance.server.prefix_faults import (
     go_on_in_the_checkpoint,
     note_a_token_too_many,
@@ -19,10 +23,6 @@ from conformance.server.prefix_faults import (
     take_over_all_checkpoints,
 )
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
-from conformance.testing.server.clients import GATE_OFF, Reference
-from conformance.testing.server.process import FAST, Server, serve
-from conformance.testing.server.sessions import Session, check_ends, message, talk
-from conformance.testing.server.traffic import Body
 
 pytestmark = pytest.mark.contract("C11")
 

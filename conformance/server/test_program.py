@@ -22,6 +22,9 @@ from typing import NamedTuple
 import pytest
 import requests
 
+from conformance.doors.server.clients import EDIT, GATE_OFF
+from conformance.doors.server.process import CHAT, FAST, Server, planted, serve
+from conformance.doors.server.traffic import Body
 from conformance.server.program_faults import (
     POINTS,
     RESTING,
@@ -31,9 +34,6 @@ from conformance.server.program_faults import (
     raise_at_points,
 )
 from conformance.testing.faults.server import never_look_at_the_client
-from conformance.testing.server.clients import EDIT, GATE_OFF
-from conformance.testing.server.process import CHAT, FAST, Server, planted, serve
-from conformance.testing.server.traffic import Body
 
 N = 1000 if os.environ.get("CONFORMANCE_PROFILE") == "full" else 40
 SEED = int(os.environ.get("CONFORMANCE_SEED", "1"))

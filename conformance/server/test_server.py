@@ -20,6 +20,10 @@ from mlx_lm.draft import NgramModTable
 from mlx_lm.sample_utils import make_sampler
 
 from conformance import FIXTURE
+from conformance.doors.programs import run
+from conformance.doors.server.clients import EDIT, GATE_OFF, SHORT, Reference
+from conformance.doors.server.process import CHAT, FAST, TEXT, Server, planted, serve
+from conformance.doors.server.traffic import Body, Request, send
 from conformance.server.server_endings import ENDINGS, check_the_next_request
 from conformance.subjects.tiny import save
 from conformance.testing.faults.batch import leave_the_last_block
@@ -30,10 +34,6 @@ from conformance.testing.faults.server import (
     share_predictions,
     store_a_token_too_many,
 )
-from conformance.testing.programs import run
-from conformance.testing.server.clients import EDIT, GATE_OFF, SHORT, Reference
-from conformance.testing.server.process import CHAT, FAST, TEXT, Server, planted, serve
-from conformance.testing.server.traffic import Body, Request, send
 from conformance.testing.texts.prompts import PROMPTS
 from conformance.testing.texts.workloads import chat
 

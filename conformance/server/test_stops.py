@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.doors.server.clients import EDIT, ENDLESS
+from conformance.doors.server.process import FAST, TEXT, planted, serve
 from conformance.testing.faults.server import (
     SOON,
     load_slowly,
@@ -20,8 +22,6 @@ from conformance.testing.faults.server import (
     stop_at_a_second_signal,
     stop_without_a_word,
 )
-from conformance.testing.server.clients import EDIT, ENDLESS
-from conformance.testing.server.process import FAST, TEXT, planted, serve
 
 
 def stop_soon(sig: signal.Signals, slow: Callable[[], None], folder: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import requests
 
+from conformance.doors.server.clients import GATE_OFF, SHORT, load, mixed
+from conformance.doors.server.process import FAST, Server, planted, serve
+from conformance.doors.server.traffic import Body, Request
 from conformance.testing.faults.server import ask_the_model_elsewhere, tell_streams
-from conformance.testing.server.clients import GATE_OFF, SHORT, load, mixed
-from conformance.testing.server.process import FAST, Server, planted, serve
-from conformance.testing.server.traffic import Body, Request
 
 N = 1000 if os.environ.get("CONFORMANCE_PROFILE") == "full" else 100
 # Those of clients that have just left, and of a library.

@@ -22,9 +22,9 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
 from conformance.adapters import FIXTURE, Adapters
+from conformance.doors.server.process import TEXT, Server, ServerFailed, serve
 from conformance.oracle.findings import broken, not_offered, not_shown
 from conformance.subjects.tiny import save
-from conformance.testing.server.process import TEXT, Server, ServerFailed, serve
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # The models, and the classes of their caches.

@@ -15,9 +15,9 @@ from mlx_lm.models import recurrent
 
 from conformance import ROOT
 from conformance.contracts.c7_no_regret.prompt_memory_peaks import MODELS, peak
+from conformance.doors.server.process import FAST
 from conformance.series.patches import commits, unpack
 from conformance.testing.faults.planted import planted
-from conformance.testing.server.process import FAST
 
 pytestmark = [pytest.mark.patched_source, pytest.mark.usefixtures("uncompiled")]
 # The threads of a CPU make it 5.4 % more at times, and the fault below 25 % at least.

@@ -19,12 +19,12 @@ import pytest
 import requests
 
 from conformance import FIXTURE
+from conformance.doors.programs import run
+from conformance.doors.server.clients import GATE_OFF, Reference
+from conformance.doors.server.process import Client, free_ports, serve
+from conformance.doors.server.sessions import Session, check_ends
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
 from conformance.testing.commands.launch import ranks_of
-from conformance.testing.programs import run
-from conformance.testing.server.clients import GATE_OFF, Reference
-from conformance.testing.server.process import Client, free_ports, serve
-from conformance.testing.server.sessions import Session, check_ends
 from conformance.testing.texts.prompts import PROMPTS
 
 LIMIT = 120.0

@@ -20,8 +20,8 @@ from mlx_lm import load
 from conformance import ROOT
 from conformance.bench import cells, models, serving, speed, tasks
 from conformance.bench.models import Subject
+from conformance.doors.server.process import Client
 from conformance.simulate import follow
-from conformance.testing.server.process import Client
 from conformance.testing.texts.loops import loops
 
 TOKENS, REPEATS = 8, cells.LEAST_REPEATS

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.bench import prefixes
 from conformance.bench.prefix_session import FULL, NAMES, QUICK, session
-from conformance.testing.server.process import FAST
+from conformance.doors.server.process import FAST
 
 pytestmark = pytest.mark.repository
 HYBRIDS = NAMES[1:3]

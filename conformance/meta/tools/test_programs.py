@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.testing.programs import FOLLOWED, program, run
+from conformance.doors.programs import FOLLOWED, program, run
 
 TOLD = """
 import os, sys

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from mlx_lm.draft import verify
 
+from conformance.doors.server.clients import EDIT
 from conformance.smollm2 import checks
 from conformance.smollm2.tasks import encode
-from conformance.testing.server.clients import EDIT
 from conformance.testing.texts.prompts import PROMPTS
 
 GENERATE: Any = import_module("mlx_lm.generate")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.testing.server.process import Server, ServerFailed, serve
+from conformance.doors.server.process import Server, ServerFailed, serve
 
 
 def test_one_that_does_not_start_is_an_error_with_its_log() -> None:

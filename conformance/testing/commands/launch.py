@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance import ROOT
-from conformance.testing.programs import Program, program
-from conformance.testing.server.process import free_ports
+from conformance.doors.programs import Program, program
+from conformance.doors.server.process import free_ports
 
 
 class Stuck(Exception):

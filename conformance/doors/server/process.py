@@ -22,7 +22,7 @@ from typing import Any
 import requests
 
 from conformance import FIXTURE, ROOT
-from conformance.testing.programs import Program, program
+from conformance.doors.programs import Program, program
 
 CHAT = "/v1/chat/completions"
 # Each compiled function would start a C++ compiler.

@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from conformance.testing.server.process import CHAT, TEXT, Client, Stream
+from conformance.doors.server.process import CHAT, TEXT, Client, Stream
 from conformance.testing.texts.workloads import chat, fenced, json_edit, json_lookup, tool_call
 
 Body = dict[str, Any]

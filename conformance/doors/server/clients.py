@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from conformance.testing.server.process import CHAT, Client, Server
-from conformance.testing.server.traffic import CODE, Answer, Body, Request, draw, draw_body, follow, judge, send
+from conformance.doors.server.process import CHAT, Client, Server
+from conformance.doors.server.traffic import CODE, Answer, Body, Request, draw, draw_body, follow, judge, send
 from conformance.testing.texts.workloads import Message, chat, fenced
 
 SEED, CLIENTS = 5, 8

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from conformance.doors.server.clients import Reference, load
+from conformance.doors.server.process import CHAT, Client
+from conformance.doors.server.traffic import Answer, Body, Request
 from conformance.subjects.tiny import CHARACTERS
-from conformance.testing.server.clients import Reference, load
-from conformance.testing.server.process import CHAT, Client
-from conformance.testing.server.traffic import Answer, Body, Request
 from conformance.testing.texts.workloads import Message
 
 # The end of a message, as a character.
