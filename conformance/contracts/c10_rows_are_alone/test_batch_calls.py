@@ -13,9 +13,9 @@ from mlx_lm.draft.batch import DraftedBlock
 from mlx_lm.generate import BatchGenerator, generation_stream, prompt_lookup_generate_step
 from mlx_lm.sample_utils import greedy_sampler
 
+from conformance.doors.batch import FREE, Broken, Request, answers, breaking
 from conformance.drafters import Partly
 from conformance.subjects.families import model_of
-from conformance.testing.decode.batches import FREE, Broken, Request, answers, breaking
 
 ROWS, TOKENS = 4, 12
 PROMPTS = [[(7 * i + row) % 64 for i in range(12)] for row in range(ROWS)]

@@ -13,6 +13,7 @@ from mlx_lm.draft.batch import DraftedBlock
 from mlx_lm.generate import GenerationBatch
 from mlx_lm.models.cache import BatchKVCache
 
+from conformance.doors.batch import Broken
 from conformance.subjects.families import mutant
 from conformance.testing.decode.batch_checks import (
     check_cancels,
@@ -22,7 +23,6 @@ from conformance.testing.decode.batch_checks import (
     complaints,
 )
 from conformance.testing.decode.batch_programs import PROGRAMS, run_programs
-from conformance.testing.decode.batches import Broken
 from conformance.testing.faults.planted import planted
 
 pytestmark = pytest.mark.usefixtures("uncompiled")

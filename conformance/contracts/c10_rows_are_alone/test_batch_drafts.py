@@ -11,6 +11,7 @@ from mlx_lm.draft import batch_planner
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import BatchKVCache
 
+from conformance.doors.batch import FREE, asked, break_part
 from conformance.subjects.architectures import batched
 from conformance.subjects.families import model_of
 from conformance.testing.decode.batch_checks import (
@@ -23,7 +24,6 @@ from conformance.testing.decode.batch_checks import (
     others,
 )
 from conformance.testing.decode.batch_programs import FAMILIES, run_programs
-from conformance.testing.decode.batches import FREE, asked, break_part
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

@@ -11,9 +11,9 @@ import pytest
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import BatchKVCache
 
+from conformance.doors.batch import DRAFT, FREE, VOCAB, Request, alone, insert
 from conformance.drafters import Partly
 from conformance.subjects.families import model_of
-from conformance.testing.decode.batches import DRAFT, FREE, VOCAB, Request, alone, insert
 
 # Far from the lengths at which the caches grow.
 CONTEXT, ROWS, TOKENS = 900, 4, 24

@@ -28,11 +28,11 @@ from conformance.contracts.c11_prefixes.requests import (
     plainly,
     untrimmable,
 )
+from conformance.doors.batch import CLOSE
 from conformance.oracle.recorder import gap, next_turn
 from conformance.subjects.architectures import CONFIGS, batched, build, make_cache
 from conformance.subjects.families import GENERATE, K, model_of, mutant
 from conformance.testing.decode.batch_checks import SHORT
-from conformance.testing.decode.batches import CLOSE
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

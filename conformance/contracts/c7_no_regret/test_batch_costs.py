@@ -12,8 +12,8 @@ from mlx_lm.draft import DraftStats, EditStrategy
 from mlx_lm.draft.planner import Planner
 from mlx_lm.generate import BatchGenerator
 
+from conformance.doors.batch import FREE, Request, insert
 from conformance.subjects.families import model_of
-from conformance.testing.decode.batches import FREE, Request, insert
 from conformance.testing.drafts.backward_scan import text
 
 

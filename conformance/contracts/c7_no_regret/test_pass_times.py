@@ -14,9 +14,9 @@ from mlx_lm.draft.costs import LearnedCosts, PassClock
 from mlx_lm.draft.planner import Planner
 from mlx_lm.generate import BatchGenerator, PromptProcessingBatch, speculative_generate_step
 
+from conformance.doors.batch import alone
 from conformance.drafters import Partly
 from conformance.subjects.families import model_of
-from conformance.testing.decode.batches import alone
 
 N = 60
 Learned = list[tuple[int, int]]

@@ -20,10 +20,10 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 from mlx_lm.utils import sharded_load
 
 from conformance import FIXTURE
+from conformance.doors.batch import breaking
 from conformance.drafters import Scripted
 from conformance.subjects.architectures import build
 from conformance.subjects.families import Counted
-from conformance.testing.decode.batches import breaking
 from conformance.testing.texts.prompts import ids
 
 N = 24

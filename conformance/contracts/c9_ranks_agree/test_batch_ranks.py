@@ -15,10 +15,10 @@ from mlx_lm.draft import batch_planner
 from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.generate import BatchGenerator
 
+from conformance.doors.batch import FREE, Request, alone, break_part, insert
 from conformance.drafters import Partly
 from conformance.subjects.architectures import build
 from conformance.testing.commands.launch import Stuck, call
-from conformance.testing.decode.batches import FREE, Request, alone, break_part, insert
 
 LIMIT = 200.0
 N = 24

@@ -10,9 +10,9 @@ import mlx.core as mx
 from mlx_lm.generate import PromptProcessingBatch
 from mlx_lm.models.cache import snapshot_prompt_cache, trim_prompt_cache
 
+from conformance.doors.batch import VOCAB
 from conformance.oracle.recorder import gap, log_probabilities
 from conformance.subjects.architectures import make_cache
-from conformance.testing.decode.batches import VOCAB
 
 # The first prompt fills the windows and chunks of the tiny configurations.
 PROMPT, BLOCK = 21, 5

@@ -10,12 +10,7 @@ from typing import Any
 
 from mlx_lm.generate import BatchGenerator
 
-from conformance.drafters import Partly
-from conformance.oracle.recorder import Recording, Task, gap, next_turn, plain
-from conformance.oracle.replay import noises
-from conformance.subjects.architectures import build
-from conformance.subjects.families import model_of
-from conformance.testing.decode.batches import (
+from conformance.doors.batch import (
     DRAFT,
     FREE,
     Alone,
@@ -29,6 +24,11 @@ from conformance.testing.decode.batches import (
     insert,
     prompt_of,
 )
+from conformance.drafters import Partly
+from conformance.oracle.recorder import Recording, Task, gap, next_turn, plain
+from conformance.oracle.replay import noises
+from conformance.subjects.architectures import build
+from conformance.subjects.families import model_of
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from mlx_lm.generate import BatchGenerator
 
-from conformance.drafters import Partly
-from conformance.oracle.recorder import gap
-from conformance.subjects.families import model_of
-from conformance.testing.caches.machines import PROFILE
-from conformance.testing.decode.batches import (
+from conformance.doors.batch import (
     CLOSE,
     FREE,
     Alone,
@@ -30,6 +26,10 @@ from conformance.testing.decode.batches import (
     right_of,
     until,
 )
+from conformance.drafters import Partly
+from conformance.oracle.recorder import gap
+from conformance.subjects.families import model_of
+from conformance.testing.caches.machines import PROFILE
 
 # Growing caches, sliding windows, gated delta, state space, and lists of caches, with and without a recurrent one.
 FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "recurrent_gemma", "deepseek_v32"]
