@@ -56,7 +56,7 @@ SELFTEST = ("conformance/meta/tools/", "conformance/meta/verdicts/")
 WAITING = (
     "server/test_stops.py",
     "upstream/own_tests/",
-    "meta/repository/test_upstream_faults.py",
+    "repository/test_upstream_faults.py",
     "server/",
     "contracts/c9_",
     "commands/",

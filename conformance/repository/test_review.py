@@ -13,7 +13,7 @@ from conformance.series import patches as series
 from conformance.series import review
 from conformance.series.change import NoChange, changed_tests, of_patch, of_ref
 from conformance.series.upstream_tests import KNOWN
-from conformance.testing.clones import git
+from conformance.repository.clones import git
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository

@@ -30,7 +30,7 @@ def test_each_line_names_a_test_and_a_stage() -> None:
     lines = read(FILE.read_text())
     assert missing(lines, order()) == []
     assert len(lines) == sum(1 for line in FILE.read_text().splitlines() if not line.startswith("#")), "a test twice"
-    here = "conformance/meta/repository/test_stages.py"
+    here = "conformance/repository/test_stages.py"
     assert missing({here: "core", f"{here}::missing": "core"}, ["core"]) == []
     assert missing({f"{here}::nothing": "core"}, ["core"]) == [f"{here}::nothing"]
     assert missing({here: "nosuch"}, ["core"]) == [f"nosuch {here}"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.testing.clones import Clone
+from conformance.repository.clones import Clone
 
 NAME = "a path with spaces"
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pin
 import pytest
 
-from conformance.testing.clones import Clone
+from conformance.repository.clones import Clone
 
 pytestmark = pytest.mark.repository
 

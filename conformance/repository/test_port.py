@@ -11,7 +11,7 @@ import pytest
 from checkout import extract
 
 from conformance.series.patches import DEFAULT
-from conformance.testing.clones import Clone, git
+from conformance.repository.clones import Clone, git
 
 pytestmark = pytest.mark.repository
 

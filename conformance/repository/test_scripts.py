@@ -17,7 +17,7 @@ import pytest
 from conformance import ROOT
 from conformance.series.patches import DEFAULT as RELEASE
 from conformance.series.patches import RELEASES
-from conformance.testing.clones import Clone, git
+from conformance.repository.clones import Clone, git
 
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository

@@ -19,7 +19,7 @@ from conformance.series.review import own_tests
 from conformance.series.trees import run_tests
 from conformance.series.upstream_tests import AS_ON_STOCK, KNOWN, with_model
 from conformance.stages.plugin import order
-from conformance.testing.clones import git
+from conformance.repository.clones import git
 
 pytestmark = pytest.mark.patched_source
 # With more variants, one series would no longer serve all releases.

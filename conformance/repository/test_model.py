@@ -18,7 +18,7 @@ from pin import Refused
 
 from conformance.smollm2 import MODELS, NotMade, path_of
 from conformance.smollm2 import convert as conversion
-from conformance.testing.clones import Clone
+from conformance.repository.clones import Clone
 
 pytestmark = pytest.mark.repository
 
