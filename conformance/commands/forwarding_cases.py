@@ -1,6 +1,6 @@
 """The cases of test_forwarding.py: the place where each option of each command has an effect.
 
-A case has the value that a user types, a place in the record of ``testing.commands.recorders``, and the value that must
+A case has the value that a user types, a place in the record of ``doors.commands``, and the value that must
 be there. A place below ``step`` is checked for every way in which a command generates tokens.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from mlx_lm.draft import BlockCosts, DraftOptions, EditStrategy, NgramModTable
 
-from conformance.testing.commands.recorders import Body, Group, Record
+from conformance.doors.commands import Body, Group, Record
 
 IMAGE, REFERENCE, MEMORY = "image.bin", "reference.txt", "memory.bin"
 REFERENCE_TEXT = "def read_settings(path, strict=True):\n    table = {}\n"

@@ -34,7 +34,7 @@ from conformance.commands.forwarding_cases import (
     Case,
     write_files,
 )
-from conformance.testing.commands.recorders import COMMANDS, Record, module_of, parser_of, run, run_batch
+from conformance.doors.commands import COMMANDS, Record, module_of, parser_of, run, run_batch
 
 TABLES = "conformance/commands/forwarding_cases.py"
 # Options that upstream's commands parse and ignore. An entry that no longer holds fails.

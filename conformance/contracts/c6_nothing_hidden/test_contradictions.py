@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from conformance import FIXTURE
-from conformance.testing.commands.recorders import COMMANDS, module_of
+from conformance.doors.commands import COMMANDS, module_of
 
 WEIGHTS = shlex.quote(str(FIXTURE / "model.safetensors"))
 LOOKUP = "--prompt-lookup-num-tokens"

@@ -16,9 +16,9 @@ from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.generate import BatchGenerator
 
 from conformance.doors.batch import FREE, Request, alone, break_part, insert
+from conformance.doors.ranks import Stuck, call
 from conformance.drafters import Partly
 from conformance.subjects.architectures import build
-from conformance.testing.commands.launch import Stuck, call
 
 LIMIT = 200.0
 N = 24

@@ -25,9 +25,9 @@ from conformance.contracts.c9_ranks_agree.ranks import (
     prompts_for,
     prompts_of,
 )
+from conformance.doors.ranks import Stuck, call, run
 from conformance.subjects.architectures import build
 from conformance.subjects.tiny import as_qwen2
-from conformance.testing.commands.launch import Stuck, call, run
 
 # Far more than is needed, also on a busy machine. Only a deadlock takes longer.
 LIMIT = 400.0

@@ -20,11 +20,11 @@ import requests
 
 from conformance import FIXTURE
 from conformance.doors.programs import run
+from conformance.doors.ranks import ranks_of
 from conformance.doors.server.clients import GATE_OFF, Reference
 from conformance.doors.server.process import Client, free_ports, serve
 from conformance.doors.server.sessions import Session, check_ends
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
-from conformance.testing.commands.launch import ranks_of
 from conformance.testing.texts.prompts import PROMPTS
 
 LIMIT = 120.0

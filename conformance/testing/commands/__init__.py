@@ -1,1 +1,0 @@
-"""Run the commands with recorders for their options, and run several ranks."""
