@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.testing.caches.batch_machine import BATCHES, BatchMachine
-from conformance.testing.caches.machines import run, small_steps
+from conformance.caches.batch_machine import BATCHES, BatchMachine
+from conformance.caches.machines import run, small_steps
 
 __all__ = ["small_steps"]
 

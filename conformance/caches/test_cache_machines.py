@@ -11,10 +11,10 @@ from pathlib import Path
 import mlx_lm.models
 import pytest
 
-from conformance.testing.caches.batch_machine import BATCHES
-from conformance.testing.caches.layer_io import leaves
-from conformance.testing.caches.machines import CacheMachine, run, small_steps
-from conformance.testing.caches.worlds import KINDS
+from conformance.caches.batch_machine import BATCHES
+from conformance.caches.layer_io import leaves
+from conformance.caches.machines import CacheMachine, run, small_steps
+from conformance.caches.worlds import KINDS
 
 __all__ = ["small_steps"]
 

@@ -17,9 +17,9 @@ from unittest.mock import patch
 from mlx_lm.models import cache as cache_module
 
 from conformance.adapters import Adapters
+from conformance.caches.layer_io import WIDTH, as_lists, feed_rows, leaves
+from conformance.caches.reference import PAD, Reference, View, chunk, everything, window
 from conformance.oracle.findings import broken, first_line, not_offered, not_shown, refused
-from conformance.testing.caches.layer_io import WIDTH, as_lists, feed_rows, leaves
-from conformance.testing.caches.reference import PAD, Reference, View, chunk, everything, window
 
 # What a growing cache allocates at a time: small, so that programs cross it.
 STEP = 4

@@ -16,9 +16,9 @@ import pytest
 from mlx_lm import load
 from pin import Refused
 
+from conformance.repository.clones import Clone
 from conformance.smollm2 import MODELS, NotMade, path_of
 from conformance.smollm2 import convert as conversion
-from conformance.repository.clones import Clone
 
 pytestmark = pytest.mark.repository
 

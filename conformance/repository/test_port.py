@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from checkout import extract
 
-from conformance.series.patches import DEFAULT
 from conformance.repository.clones import Clone, git
+from conformance.series.patches import DEFAULT
 
 pytestmark = pytest.mark.repository
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from conformance import ROOT
+from conformance.repository.clones import git
 from conformance.series import patches as series
 from conformance.series import review
 from conformance.series.change import NoChange, changed_tests, of_patch, of_ref
 from conformance.series.upstream_tests import KNOWN
-from conformance.repository.clones import git
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository

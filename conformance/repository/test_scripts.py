@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from conformance import ROOT
+from conformance.repository.clones import Clone, git
 from conformance.series.patches import DEFAULT as RELEASE
 from conformance.series.patches import RELEASES
-from conformance.repository.clones import Clone, git
 
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository

@@ -13,13 +13,13 @@ import pytest
 from stages import Patch, read
 
 from conformance import ROOT
+from conformance.repository.clones import git
 from conformance.series.change import FAILURES, of_patch, selected, with_and_without
 from conformance.series.patches import PATCHES, checkout, name_of
 from conformance.series.review import own_tests
 from conformance.series.trees import run_tests
 from conformance.series.upstream_tests import AS_ON_STOCK, KNOWN, with_model
 from conformance.stages.plugin import order
-from conformance.repository.clones import git
 
 pytestmark = pytest.mark.patched_source
 # With more variants, one series would no longer serve all releases.

@@ -16,13 +16,13 @@ from mlx_lm.generate import BatchGenerator, generate_step, maybe_quantize_kv_cac
 from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.prefixes import Checkpoints
 
+from conformance.caches.layer_io import leaves
+from conformance.caches.machines import WHOLE
 from conformance.doors.batch import CLOSE, FREE
 from conformance.drafters import Partly
 from conformance.oracle.recorder import fed, gap, next_turn
 from conformance.subjects.architectures import make_cache, outline, runnable
 from conformance.subjects.families import VOCAB, K, lookup
-from conformance.testing.caches.layer_io import leaves
-from conformance.testing.caches.machines import WHOLE
 
 # The windows and chunks of the tiny configurations have 16 tokens. What is fed at once is longer.
 WINDOW, FED, ANSWER, STEP, MOST = 16, 24, 20, 8, 16

@@ -22,9 +22,9 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
 
+from conformance.caches.layer_io import WIDTH, compare, feed, leaves
+from conformance.caches.worlds import KINDS, World
 from conformance.subjects.families import mutant
-from conformance.testing.caches.layer_io import WIDTH, compare, feed, leaves
-from conformance.testing.caches.worlds import KINDS, World
 
 # Tokens that are fed at once, and how many of each part are behind a place.
 PARTS, BEHIND = (7, 12, 1, 9, 1, 1), (0, 1, 4)

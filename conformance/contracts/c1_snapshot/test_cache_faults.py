@@ -20,10 +20,10 @@ from mlx_lm.models.cache import (
 from mlx_lm.models.deepseek_v41 import LayerCache
 from mlx_lm.models.recurrent import BlockState
 
+from conformance.caches import layer_io, machines
+from conformance.caches.batch_machine import BATCHES, BatchMachine
+from conformance.caches.machines import CacheMachine, run, small_steps
 from conformance.subjects.families import mutant
-from conformance.testing.caches import layer_io, machines
-from conformance.testing.caches.batch_machine import BATCHES, BatchMachine
-from conformance.testing.caches.machines import CacheMachine, run, small_steps
 
 __all__ = ["small_steps"]
 

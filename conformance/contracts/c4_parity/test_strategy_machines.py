@@ -24,7 +24,7 @@ from mlx_lm.draft import (
 )
 from mlx_lm.models.cache import KVCache
 
-from conformance.testing.caches.machines import PROFILE
+from conformance.caches.machines import PROFILE
 from conformance.testing.faults.planted import planted
 
 VOCAB, NGRAM = 3, 3

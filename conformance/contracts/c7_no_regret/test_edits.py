@@ -17,9 +17,9 @@ from mlx_lm.draft import EditStrategy, SuffixStrategy, changes
 from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 
+from conformance.caches.machines import PROFILE
 from conformance.simulate.__main__ import CPU, GPU, M4, run
 from conformance.simulate.result import Row
-from conformance.testing.caches.machines import PROFILE
 from conformance.testing.texts import edits
 from conformance.testing.texts.recorded_streams import NAMES, Stream, bpe, streams, words
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from mlx_lm.generate import BatchGenerator
 
+from conformance.caches.machines import PROFILE
 from conformance.doors.batch import (
     CLOSE,
     FREE,
@@ -29,7 +30,6 @@ from conformance.doors.batch import (
 from conformance.drafters import Partly
 from conformance.oracle.recorder import gap
 from conformance.subjects.families import model_of
-from conformance.testing.caches.machines import PROFILE
 
 # Growing caches, sliding windows, gated delta, state space, and lists of caches, with and without a recurrent one.
 FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "recurrent_gemma", "deepseek_v32"]

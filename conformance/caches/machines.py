@@ -31,9 +31,9 @@ from mlx_lm.models.cache import (
     trim_prompt_cache,
 )
 
-from conformance.testing.caches.layer_io import LONGEST, WIDTH, compare, feed, leaves, metadata
-from conformance.testing.caches.reference import Block
-from conformance.testing.caches.worlds import KINDS, Taken, World, copied
+from conformance.caches.layer_io import LONGEST, WIDTH, compare, feed, leaves, metadata
+from conformance.caches.reference import Block
+from conformance.caches.worlds import KINDS, Taken, World, copied
 
 COMMON: dict[str, Any] = {"stateful_step_count": 25, "deadline": None, "database": None, "report_multiple_bugs": False}
 # Shrinking a failing program takes minutes, so only the full profile does it.

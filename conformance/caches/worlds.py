@@ -20,8 +20,8 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
 
-from conformance.testing.caches.layer_io import WIDTH, leaves
-from conformance.testing.caches.reference import Grouped, Recurrent, Reference, View, chunk, everything, window
+from conformance.caches.layer_io import WIDTH, leaves
+from conformance.caches.reference import Grouped, Recurrent, Reference, View, chunk, everything, window
 
 # A snapshot of these is only a number of rows. If a row below it is overwritten, it cannot be restored.
 GROWING = (KVCache, QuantizedKVCache, BatchKVCache)

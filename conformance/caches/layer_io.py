@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from conformance.testing.caches.reference import GROUP, PAD, TAIL, Block, Grouped, Recurrent, Reference, fold
+from conformance.caches.reference import GROUP, PAD, TAIL, Block, Grouped, Recurrent, Reference, fold
 
 try:
     from mlx_lm.models.deepseek_v41 import LayerCache, _append, _window_indices

@@ -20,9 +20,9 @@ from mlx_lm.models.cache import (
     trim_prompt_cache,
 )
 
-from conformance.testing.caches.layer_io import LONGEST
-from conformance.testing.caches.machines import CacheMachine, refusal
-from conformance.testing.caches.worlds import KINDS, World, copied
+from conformance.caches.layer_io import LONGEST
+from conformance.caches.machines import CacheMachine, refusal
+from conformance.caches.worlds import KINDS, World, copied
 
 
 @dataclass(frozen=True)

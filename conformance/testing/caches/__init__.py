@@ -1,1 +1,0 @@
-"""Random programs on caches, and the simple reference to compare with."""
