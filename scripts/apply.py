@@ -123,7 +123,7 @@ def finish(checkout: Path, label: str) -> int:
     install(VENV, wanted(checkout, label), f"mlx-lm{mlx_extra()} {label}", f"@ {wheel.as_uri()}")
     print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}")
     print(f"the wheel: {os.path.relpath(wheel)}\n", flush=True)
-    demo = [str(VENV / "bin" / "python"), "-m", "conformance.demo"]
+    demo = [str(VENV / "bin" / "python"), "-m", "conformance.lab.demo"]
     return subprocess.run(demo, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode
 
 

@@ -15,8 +15,8 @@ import mlx.core as mx
 from conformance.oracle.recorder import Task, plain
 from conformance.oracle.replay import noise
 from conformance.subjects.architectures import build, runnable
+from conformance.tables import line, table
 from conformance.testing.arguments import parser
-from conformance.testing.tables import line, table
 
 VOCAB = 64
 PROMPTS = {"below the window": [5, 9, 3], "past the window": [(7 * i + 3) % VOCAB for i in range(21)]}

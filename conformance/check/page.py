@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import geometric_mean
 from typing import Any
 
-from conformance.testing.tables import line, table
+from conformance.tables import line, table
 
 VERDICTS = {0: "exact", 1: "near ties", 2: "FAULT"}
 # The blocks and the batch whose costs are columns.

@@ -16,10 +16,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.bench.costs import block_seconds
 from conformance.check.prompts import built_in, encode
+from conformance.lab.bench.costs import block_seconds
 from conformance.oracle.recorder import best_of, gaps, log_probabilities
-from conformance.testing.tables import line, table
+from conformance.tables import line, table
 
 LENGTHS, QUICK = tuple(range(1, 33)), (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 # Tokens that are fed in blocks after a context of each of these lengths: short, and past most tiles of a kernel.

@@ -7,8 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from conformance.testing.texts.prompts import CODE, PROSE
-from conformance.testing.texts.workloads import Message, chat, fenced, json_lookup, repeat
+from conformance.subjects.prompts import CODE, PROSE, Message, chat, fenced, json_lookup, repeat
 
 NAMES = ("settings", "options", "headers")
 # What a passage and code show, and how many records there are. The windows of many models end within a long prompt.

@@ -11,8 +11,7 @@ import pytest
 
 from conformance import FIXTURE
 from conformance.doors.programs import run
-from conformance.testing.texts.prompts import CODE, PROMPTS
-from conformance.testing.texts.workloads import fenced
+from conformance.subjects.prompts import CODE, PROMPTS, fenced
 
 SCRIPTS = Path(sys.executable).parent
 LOOKUP = "--prompt-lookup-num-tokens"

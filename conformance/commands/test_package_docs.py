@@ -16,10 +16,10 @@ import pytest
 from mlx_lm import stream_generate
 
 from conformance import FIXTURE
-from conformance.demo import __main__ as demo
 from conformance.doors.server.process import serve
+from conformance.lab.demo import __main__ as demo
 from conformance.series.patches import checkout
-from conformance.testing.texts.prompts import PROMPTS
+from conformance.subjects.prompts import PROMPTS
 
 pytestmark = pytest.mark.patched_source
 MODELS = re.compile(r"mistralai/Mistral-7B-Instruct-v0.3|<path_to_model_or_hf_repo>")

@@ -11,7 +11,7 @@ import pytest
 
 from conformance import ROOT
 from conformance.doors.server.process import serve
-from conformance.testing.texts.pages import USE, block, drafting, text_of
+from conformance.pages import USE, block, drafting, text_of
 
 pytestmark = pytest.mark.real_model
 

@@ -9,12 +9,12 @@ import pytest
 from mlx_lm import load
 from mlx_lm.draft import EditStrategy, HeadDraftStrategy, HeadedModel
 
-from conformance.recorded.answers import ANSWERS, is_judge, read
+from conformance.lab.recorded.answers import ANSWERS, is_judge, read
+from conformance.lab.trained import DRAFTS, HeadDrafts
+from conformance.lab.trained.head import load_head
+from conformance.lab.trained.simulated import COST
 from conformance.smollm2 import MODELS, checks, path_of
 from conformance.smollm2.tasks import TASKS, encode
-from conformance.trained import DRAFTS, HeadDrafts
-from conformance.trained.head import load_head
-from conformance.trained.simulated import COST
 
 pytestmark = pytest.mark.real_model
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 
-from conformance.recorded.answers import answers
+from conformance.lab.recorded.answers import answers
 from conformance.smollm2 import path_of
 
 pytestmark = pytest.mark.real_model

@@ -12,7 +12,7 @@ import pytest
 from conformance.doors.server.process import serve
 from conformance.smollm2 import MODELS, path_of
 from conformance.smollm2.tasks import TABLE, TASKS, rewrite
-from conformance.testing.texts.workloads import Message, chat
+from conformance.subjects.prompts import Message, chat
 
 pytestmark = pytest.mark.real_model
 

@@ -76,7 +76,7 @@ def test_what_a_document_names_is_there(name: str) -> None:
 
 @pytest.mark.planted
 def test_a_name_that_is_gone_is_found() -> None:
-    assert missing("scripts/apply.sh, conformance/demo/, python -m conformance.demo, /tmp/scripts/x") == set()
+    assert missing("scripts/apply.sh, conformance/lab/demo/, python -m conformance.lab.demo, /tmp/scripts/x") == set()
     assert missing("scripts/gone.sh, `python -m conformance.gone`") == {"scripts/gone.sh", "conformance.gone"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from conformance.doors.server.clients import Reference, load
 from conformance.doors.server.process import TEXT, Server
 from conformance.doors.server.traffic import CODE, EDITS, Body, Request, follow, send
-from conformance.testing.texts.workloads import fenced
+from conformance.subjects.prompts import fenced
 
 LENGTH = 60
 NEXT = 12

@@ -33,6 +33,7 @@ from conformance.doors.server.clients import (
 )
 from conformance.doors.server.process import CHAT, FAST, Server, planted, serve
 from conformance.doors.server.traffic import CODE, EDITED, EDITS, PENALTIES, Answer, Body, Request, judge, send
+from conformance.subjects.prompts import chat, fenced
 from conformance.testing.faults.batch import (
     FAILING,
     STOOD_STILL,
@@ -52,7 +53,6 @@ from conformance.testing.faults.batch import (
     swap_the_statistics,
 )
 from conformance.testing.faults.server import drop_the_options
-from conformance.testing.texts.workloads import chat, fenced
 
 # The most passes, and steps of other prompts, between two responses of the batch to one request.
 PASSES, STEPS = 4, 2

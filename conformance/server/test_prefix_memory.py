@@ -18,8 +18,8 @@ from conformance.doors.server.process import CHAT, FAST, planted, serve
 from conformance.doors.server.sessions import message
 from conformance.doors.server.traffic import Body, Request
 from conformance.server.prefix_faults import leave_batches_as_they_are, leave_checkpoints_out, tell_what_is_held
+from conformance.subjects.prompts import Message
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
-from conformance.testing.texts.workloads import Message
 
 pytestmark = pytest.mark.contract("C11")
 

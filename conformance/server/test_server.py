@@ -25,6 +25,7 @@ from conformance.doors.server.clients import EDIT, GATE_OFF, SHORT, Reference
 from conformance.doors.server.process import CHAT, FAST, TEXT, Server, planted, serve
 from conformance.doors.server.traffic import Body, Request, send
 from conformance.server.server_endings import ENDINGS, check_the_next_request
+from conformance.subjects.prompts import PROMPTS, chat
 from conformance.subjects.tiny import save
 from conformance.testing.faults.batch import leave_the_last_block
 from conformance.testing.faults.server import (
@@ -34,8 +35,6 @@ from conformance.testing.faults.server import (
     share_predictions,
     store_a_token_too_many,
 )
-from conformance.testing.texts.prompts import PROMPTS
-from conformance.testing.texts.workloads import chat
 
 OPTIONS = ("--prompt-cache-size", "30")
 

@@ -13,8 +13,8 @@ from conformance import FIXTURE
 from conformance.doors.server.clients import Reference, load
 from conformance.doors.server.process import FAST, TEXT, Server, serve
 from conformance.doors.server.traffic import CODE, EDITED, EDITS, Body, Request, send
+from conformance.subjects.prompts import fenced
 from conformance.testing.faults.server import match_stop_words_as_tokens, stop_a_token_late
-from conformance.testing.texts.workloads import fenced
 
 # They begin or end inside a token of the fixture, or have several, or are a part of one.
 STOPS = ["+", "ount", "rows:\n", "lue >", "rint(c", "0\nf"]

@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from conformance.oracle.recorder import offsets_of
 from conformance.smollm2.tasks import encode
-from conformance.testing.texts.workloads import Message
+from conformance.subjects.prompts import Message
 
 SEED, TOKENS = 7, 32
 # Options of stream_generate: how to sample, and what is done with the logits before.

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from conformance.testing.texts.workloads import Message, chat, fenced
+from conformance.subjects.prompts import Message, chat, fenced
 
 TABLE = "name,born,field\nAda Lovelace,1815,mathematics\nMarie Curie,1867,physics\nAlan Turing,1912,computing"
 

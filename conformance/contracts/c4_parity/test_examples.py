@@ -14,9 +14,8 @@ from mlx_lm.generate import NgramModTable
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from conformance.bench.models import widened
-from conformance.testing.texts.prompts import CODE, ids
-from conformance.testing.texts.workloads import fenced
+from conformance.lab.bench.models import widened
+from conformance.subjects.prompts import CODE, fenced, ids
 
 N = 96
 

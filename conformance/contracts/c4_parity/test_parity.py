@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.oracle.whole import WHOLE
-from conformance.testing.texts.prompts import PROMPTS, ids
+from conformance.subjects.prompts import PROMPTS, ids
 
 MAX_TOKENS = 40
 

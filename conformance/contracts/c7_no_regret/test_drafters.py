@@ -35,12 +35,12 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import KVCache
 
 from conformance.drafters import Changing, Wrong
-from conformance.recorded.streams import load
-from conformance.simulate import __main__ as simulate
-from conformance.simulate.__main__ import CPU, M4, decode, makers, run
-from conformance.simulate.baselines import RIVALS, Longest, Ngram
-from conformance.simulate.result import Result, Row
-from conformance.testing.texts.recorded_streams import NAMES, VOCAB, Request, Stream, streams
+from conformance.lab.recorded.streams import load
+from conformance.lab.simulate import __main__ as simulate
+from conformance.lab.simulate.__main__ import CPU, M4, decode, makers, run
+from conformance.lab.simulate.baselines import RIVALS, Longest, Ngram
+from conformance.lab.simulate.result import Result, Row
+from conformance.lab.texts.recorded_streams import NAMES, VOCAB, Request, Stream, streams
 
 SEEDS, SMALL = range(100, 101), (300, 1000)
 # Answers of about 40 tokens. In few of them a single draft would weigh too much.

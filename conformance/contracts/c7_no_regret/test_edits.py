@@ -18,10 +18,10 @@ from mlx_lm.draft import edit as module
 from mlx_lm.draft.changes import Changes
 
 from conformance.caches.machines import PROFILE
-from conformance.simulate.__main__ import CPU, GPU, M4, run
-from conformance.simulate.result import Row
-from conformance.testing.texts import edits
-from conformance.testing.texts.recorded_streams import NAMES, Stream, bpe, streams, words
+from conformance.lab.simulate.__main__ import CPU, GPU, M4, run
+from conformance.lab.simulate.result import Row
+from conformance.lab.texts import edits
+from conformance.lab.texts.recorded_streams import NAMES, Stream, bpe, streams, words
 
 TABLES = {"cpu": CPU, "m4": M4, "gpu": GPU}
 ENCODINGS = {"bpe": bpe, "words": words}

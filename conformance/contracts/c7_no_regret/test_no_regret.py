@@ -24,12 +24,12 @@ from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
+from conformance.lab.simulate.__main__ import decode
+from conformance.lab.texts.recorded_streams import bpe, corpus, stream
 from conformance.oracle.recorder import fed
-from conformance.simulate.__main__ import decode
 from conformance.subjects.architectures import CONFIGS, build
 from conformance.subjects.families import GENERATE
-from conformance.testing.texts.prompts import ids
-from conformance.testing.texts.recorded_streams import bpe, corpus, stream
+from conformance.subjects.prompts import ids
 
 # A prompt longer than a chunk, and a model so wide that the logits of one chunk are visible in its memory.
 PROMPT = [(7 * i) % 64 for i in range(1200)]

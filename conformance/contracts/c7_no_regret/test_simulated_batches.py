@@ -18,8 +18,8 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache
 
 from conformance.drafters import Changing, Wrong
-from conformance.simulate.batches import DEVICES, KINDS, SIZES, Asked, Make, Result, decode, requests, together
-from conformance.testing.texts.recorded_streams import VOCAB, Request
+from conformance.lab.simulate.batches import DEVICES, KINDS, SIZES, Asked, Make, Result, decode, requests, together
+from conformance.lab.texts.recorded_streams import VOCAB, Request
 
 SLOWEST = 0.98
 

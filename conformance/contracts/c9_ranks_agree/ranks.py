@@ -24,7 +24,7 @@ from conformance.doors.batch import breaking
 from conformance.drafters import Scripted
 from conformance.subjects.architectures import build
 from conformance.subjects.families import Counted
-from conformance.testing.texts.prompts import ids
+from conformance.subjects.prompts import ids
 
 N = 24
 SEED = 5

@@ -24,8 +24,8 @@ from conformance.doors.ranks import ranks_of
 from conformance.doors.server.clients import GATE_OFF, Reference
 from conformance.doors.server.process import Client, free_ports, serve
 from conformance.doors.server.sessions import Session, check_ends
+from conformance.subjects.prompts import PROMPTS
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
-from conformance.testing.texts.prompts import PROMPTS
 
 LIMIT = 120.0
 TURNS = ["Change `x` to `y`. x = 1", "Change `y` to `z`. y = 1", "r", "Change `x` to `z`. x = 1"]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from conformance.doors.server.process import CHAT, Client, Server
 from conformance.doors.server.traffic import CODE, Answer, Body, Request, draw, draw_body, follow, judge, send
-from conformance.testing.texts.workloads import Message, chat, fenced
+from conformance.subjects.prompts import Message, chat, fenced
 
 SEED, CLIENTS = 5, 8
 EDIT: list[Message] = chat(f"Change `total` to `count`.\n{fenced(CODE)}")

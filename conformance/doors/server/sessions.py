@@ -12,8 +12,8 @@ import pytest
 from conformance.doors.server.clients import Reference, load
 from conformance.doors.server.process import CHAT, Client
 from conformance.doors.server.traffic import Answer, Body, Request
+from conformance.subjects.prompts import Message
 from conformance.subjects.tiny import CHARACTERS
-from conformance.testing.texts.workloads import Message
 
 # The end of a message, as a character.
 END = "|"

@@ -11,7 +11,7 @@ from typing import Any
 import requests
 
 from conformance.doors.server.process import CHAT, TEXT, Client, Stream
-from conformance.testing.texts.workloads import chat, fenced, json_edit, json_lookup, tool_call
+from conformance.subjects.prompts import chat, fenced, json_edit, json_lookup, tool_call
 
 Body = dict[str, Any]
 

@@ -17,13 +17,13 @@ from conformance import ROOT
 from conformance.__main__ import main as ask
 from conformance.check import check, probe
 from conformance.check.prompts import built_in
+from conformance.lab.simulate import batches
+from conformance.lab.simulate.__main__ import SEEDS, TABLES, makers, run
+from conformance.lab.simulate.baselines import RIVALS
+from conformance.lab.texts.recorded_streams import bpe, streams
+from conformance.pages import DRAFTING, README, USE, block, blocks, drafting, indented, text_of
 from conformance.series.patches import PATCHES
-from conformance.simulate import batches
-from conformance.simulate.__main__ import SEEDS, TABLES, makers, run
-from conformance.simulate.baselines import RIVALS
-from conformance.testing.tables import line
-from conformance.testing.texts.pages import DRAFTING, README, USE, block, blocks, drafting, indented, text_of
-from conformance.testing.texts.recorded_streams import bpe, streams
+from conformance.tables import line
 
 Capture = pytest.CaptureFixture[str]
 

@@ -13,10 +13,10 @@ import mlx_lm.chat
 import pytest
 
 from conformance import FIXTURE, ROOT
-from conformance.demo import picture
+from conformance.lab.demo import picture
 
 # It runs in an environment that has PyTorch, which the suite has not.
-WITH_TORCH = {"conformance.fixture.train"}
+WITH_TORCH = {"conformance.lab.train_fixture"}
 ASKED = ("conformance check", "conformance probe", "conformance report")
 
 
@@ -53,7 +53,7 @@ def test_help_is_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("command", [*ASKED, "conformance.demo"])
+@pytest.mark.parametrize("command", [*ASKED, "conformance.lab.demo"])
 def test_a_model_that_is_none_is_one_sentence(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,10 +76,10 @@ def test_a_model_that_is_none_is_one_sentence(
         assert said.out == ""
 
 
-MODELS = [f"{tool} --model any" for tool in (*ASKED, "conformance.demo")]
+MODELS = [f"{tool} --model any" for tool in (*ASKED, "conformance.lab.demo")]
 
 
-@pytest.mark.parametrize("command", [*MODELS, "conformance.simulate", *WITH_TORCH])
+@pytest.mark.parametrize("command", [*MODELS, "conformance.lab.simulate", *WITH_TORCH])
 def test_a_python_without_packages_is_one_sentence(command: str) -> None:
     # With -S Python does not see the packages that are installed.
     run = [sys.executable, "-S", "-m", *command.split()]
@@ -93,7 +93,7 @@ def test_a_python_without_packages_is_one_sentence(command: str) -> None:
 def test_an_mlx_lm_without_drafts_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "mlx_lm").mkdir()
     (tmp_path / "mlx_lm" / "__init__.py").touch()
-    run = [sys.executable, "-S", "-m", "conformance.simulate"]
+    run = [sys.executable, "-S", "-m", "conformance.lab.simulate"]
     done = subprocess.run(run, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert "this mlx-lm has no prompt lookup" in line

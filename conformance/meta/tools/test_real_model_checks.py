@@ -12,7 +12,7 @@ from mlx_lm.draft import verify
 from conformance.doors.server.clients import EDIT
 from conformance.smollm2 import checks
 from conformance.smollm2.tasks import encode
-from conformance.testing.texts.prompts import PROMPTS
+from conformance.subjects.prompts import PROMPTS
 
 GENERATE: Any = import_module("mlx_lm.generate")
 

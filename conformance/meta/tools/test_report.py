@@ -13,7 +13,7 @@ import pytest
 
 from conformance import FIXTURE, ROOT
 from conformance.__main__ import main
-from conformance.testing.tables import line
+from conformance.tables import line
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,153 @@
+"""Measure one cell: a prompt, decoded plain and with some draft types side by side.
+
+A repetition has a plain run and a run with each draft type. They take turns of ten tokens, so a slow second of the
+machine slows all of them. One measurement is the ratio of a plain run to the drafted run beside it. The prompt is
+processed once before, and every run starts from a copy of its cache. The clock of a run counts only its own turns, from
+the last token of the prompt to the last token of the answer.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.draft import DraftOptions, DraftStats
+from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step
+from mlx_lm.sample_utils import make_sampler
+
+from conformance.lab.bench.models import Cache, Subject, copied
+from conformance.lab.bench.tasks import Dictated
+from conformance.lab.texts.loops import loops
+
+Row = dict[str, Any]
+# Tokens in a turn: far fewer than in a run, but enough that the start and the end of a turn cost little of it.
+TURN = 10
+SEED = 7
+# Parity and the spread need this many runs of either kind.
+LEAST_REPEATS = 3
+
+
+@dataclass
+class TimedRun:
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    stats: DraftStats | None = None
+
+    @property
+    def tps(self) -> float:
+        return len(self.tokens) / self.seconds
+
+
+@dataclass
+class Ready:
+    """A processed prompt, and how to decode from there."""
+
+    subject: Subject
+    prompt: list[int]
+    # The longest answer.
+    tokens: int
+    temperature: float = 0.0
+    # What the answer is, with the prompt, if it is given.
+    text: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache: Cache = self.subject.prefilled(self.prompt[:-2])
+        self.model = Dictated(self.subject.model, self.text) if self.text else self.subject.model
+
+    def plain(self) -> Decoding:
+        return Decoding(self, generate_step, TimedRun())
+
+    def drafted(self, draft_type: str) -> Decoding:
+        drafter = DraftOptions(draft_type).make_strategy(self.subject.model)
+        drafter.observe(self.prompt[:-2])
+        run = TimedRun(stats=DraftStats())
+        options = {"draft_costs": self.subject.costs, "eos_token_ids": self.subject.eos, "stats": run.stats}
+        return Decoding(self, speculative_generate_step, run, draft_strategy=drafter, **options)
+
+
+class Decoding:
+    """A run that is in progress."""
+
+    def __init__(self, ready: Ready, step: Any, run: TimedRun, **options: Any) -> None:
+        self.run, self.eos, self.most = run, ready.subject.eos, ready.tokens
+        options |= {"prompt_cache": copied(ready.cache), "prompt_progress_callback": self._progress}
+        self.n = TURN
+        if ready.temperature:
+            # Runs that sample share one source of random numbers, so each is decoded whole.
+            options["sampler"], self.n = make_sampler(ready.temperature), self.most
+        self.steps = step(mx.array(ready.prompt[-2:]), ready.model, max_tokens=self.most, **options)
+        self.ended = False
+
+    def _progress(self, done: int, total: int) -> None:
+        # The loop feeds the token before the last one alone, to learn the size of the vocabulary.
+        if done == total - 1:
+            self._start = time.perf_counter()
+
+    def turn(self) -> None:
+        """Decode the tokens of one turn, and finish the step that was begun after them, unless they are the last."""
+        run = self.run
+        if not run.tokens:
+            mx.random.seed(SEED)
+        self._start, until = time.perf_counter(), len(run.tokens) + self.n
+        while len(run.tokens) < until and not self.ended:
+            token, *_ = next(self.steps)
+            end = time.perf_counter()
+            run.tokens.append(token)
+            self.ended = token in self.eos or len(run.tokens) == self.most
+        # Plain decoding has started its next step. Without this it would run in another run's turn.
+        mx.synchronize(generation_stream)
+        run.seconds += (end if self.ended else time.perf_counter()) - self._start
+
+
+def in_turns(decodings: Sequence[Decoding]) -> list[TimedRun]:
+    """Decode all of them to the end, one turn after the other."""
+    with ExitStack() as stack:
+        # Plain decoding changes mlx's default stream until it ends. The first to change it must restore it last.
+        for decoding in decodings:
+            stack.enter_context(closing(decoding.steps))
+        while not all(decoding.ended for decoding in decodings):
+            for decoding in decodings:
+                if not decoding.ended:
+                    decoding.turn()
+    return [decoding.run for decoding in decodings]
+
+
+def compared(ready: Ready, draft_types: Sequence[str], repeats: int) -> Iterator[Row]:
+    """What each draft type does on one prompt: a row for each."""
+    rounds = [in_turns([ready.plain(), *map(ready.drafted, draft_types)]) for _ in range(repeats + 1)]
+    # The first round warms up.
+    plain, *drafted = zip(*rounds[1:], strict=True)
+    yield from (row(plain, each) for each in drafted)
+
+
+def parity(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> bool:
+    """Whether all runs have the same tokens. Needs at least three runs of each kind."""
+    runs = [run.tokens for run in (*plain, *drafted)]
+    return min(len(plain), len(drafted)) >= LEAST_REPEATS and all(tokens == runs[0] for tokens in runs)
+
+
+def row(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> Row:
+    """No parity means no speed."""
+    stats = drafted[-1].stats
+    assert stats is not None
+    n_out = stats.forwards + stats.accepted
+    return {
+        "tokens": len(drafted[-1].tokens),
+        "loop": loops(drafted[-1].tokens),
+        "tokens_per_forward": n_out / stats.forwards,
+        "fed_per_token": (stats.forwards + stats.drafted) / n_out,
+        "acceptance": stats.accepted / stats.drafted if stats.drafted else None,
+        "plain_tps": statistics.median(run.tps for run in plain),
+        **spread([a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)], parity(plain, drafted)),
+    }
+
+
+def spread(ratios: Sequence[float], equal: bool) -> Row:
+    """The speed of pairs of runs, which only runs with parity have."""
+    found = (statistics.median(ratios), min(ratios), max(ratios)) if equal else (None,) * 3
+    return {"parity": equal} | dict(zip(("speed", "low", "high"), found, strict=True))

@@ -1,0 +1,74 @@
+"""Compare drafted with plain decoding on a few prompts: a model as slow as a larger one, or a real one with real text.
+
+python -m conformance.lab.bench.speed [--repeats 5] [--strategies edit suffix ngram-simple ngram-mod]
+python -m conformance.lab.bench.speed --model smollm2 --strategies edit --temperature 0.8
+
+Without --model it is the fixture with a wider MLP, which computes the same at the cost of a model of 24 million
+parameters. With it the prompts are tasks of its own, and of each kind of recorded answers the first one of the half
+that nothing is fitted to. cells.py says how the runs take turns. An answer that runs into a loop is marked: a loop
+flatters every drafter.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from conformance.lab.bench import models
+from conformance.lab.bench.cells import LEAST_REPEATS, Ready, compared
+from conformance.lab.bench.plan import FULL
+from conformance.lab.recorded.answers import answers, is_judge
+from conformance.smollm2 import MODELS, NotMade
+from conformance.smollm2.tasks import TASKS
+from conformance.subjects.prompts import PROMPTS
+from conformance.tables import line, table
+from conformance.testing.arguments import at_least_one, parser
+
+LOOKUPS = ("edit", "suffix", "ngram-simple", "ngram-mod")
+HEAD = ("prompt", "strategy", "speed", "spread", "plain tokens a second", "tokens", "tokens a forward", "fed a token")
+
+
+def known(subject: models.Subject, is_real: bool) -> dict[str, list[int]]:
+    """The prompts by name, in token ids."""
+    asked = {name: make() for name, make in TASKS.items()} if is_real else PROMPTS
+    found = {name: subject.encode(messages) for name, messages in asked.items()}
+    for one in answers() if is_real else ():
+        if is_judge(one.source):
+            found.setdefault(one.kind, one.prompt)
+    return found
+
+
+def main() -> int:
+    options = parser(__doc__)
+    add = partial(options.add_argument, help="default: %(default)s")
+    add("--repeats", type=int, default=FULL.repeats)
+    add("--tokens", type=at_least_one, default=256)
+    add("--strategies", nargs="+", default=list(LOOKUPS), choices=LOOKUPS, metavar="NAME")
+    add("--temperature", type=float, default=0.0)
+    add("--model", choices=list(MODELS), help="a model of scripts/model.sh, with tasks of its own")
+    add("--prompts", nargs="+", metavar="NAME", help="some of the prompts")
+    args = options.parse_args()
+    if args.repeats < LEAST_REPEATS:
+        options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
+    try:
+        subject = models.other(args.model) if args.model else models.larger(FULL.hidden)
+    except NotMade as error:
+        sys.exit(f"error: {error}")
+    prompts = known(subject, bool(args.model))
+    if unknown := set(args.prompts or ()) - set(prompts):
+        options.error(f"--prompts: no {', '.join(sorted(unknown))}; there are {', '.join(prompts)}")
+    print(f"{subject.name}, {subject.weights}\n\n{table(HEAD)}")
+    for name in args.prompts or prompts:
+        ready = Ready(subject, prompts[name], args.tokens, args.temperature)
+        for strategy, row in zip(args.strategies, compared(ready, args.strategies, args.repeats), strict=True):
+            spread = f"{row['low']:.2f} to {row['high']:.2f}" if row["parity"] else "no parity"
+            n_tokens = f"{row['tokens']}{' (a loop)' * row['loop']}"
+            counts = (f"{row['plain_tps']:.1f}", n_tokens, row["tokens_per_forward"], row["fed_per_token"])
+            print(line([name, strategy, row["speed"], spread, *counts]), flush=True)
+    costs = subject.costs
+    print(f"\ncosts of blocks, as they were learned: { {n: round(costs(n), 2) for n in costs.table.lengths} }")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

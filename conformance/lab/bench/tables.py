@@ -1,0 +1,94 @@
+"""The Markdown tables, made from the results and put between markers in the documents.
+
+A document holds ``<!-- bench NAME -->`` and ``<!-- end NAME -->``; what is between them is the table of that name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import pandas as pd
+
+from conformance import ROOT
+from conformance.tables import number, table
+
+DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "use.md")
+MARKED = re.compile(r"(<!-- bench ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+NO_PARITY, NOTHING = "no parity", "Not measured yet.\n"
+# The rows of each stage, by the name of its file.
+Results = dict[str, pd.DataFrame]
+
+
+def load(folder: Path) -> Results:
+    return {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+
+
+def mean(speeds: pd.Series) -> Any:
+    """The mean of some cells, unless one of them has no parity and so no speed."""
+    return geometric_mean(speeds) if speeds.notna().all() else None
+
+
+def shown(frame: pd.DataFrame, **heads: str) -> str:
+    """A table of all columns, some under other names. Rows have a spread in place of their least and largest ratio."""
+    if "low" in frame:
+        frame["low"] = [f"{number(low)} to {number(high)}" for low, high in zip(frame.low, frame.high, strict=True)]
+        frame["speed"] = frame.speed.astype(object).where(frame.speed.notna(), NO_PARITY)
+        frame, heads = frame.drop(columns="high"), {"low": "spread", **heads}
+    rows = frame.astype(object).itertuples(index=False)
+    return table([heads.get(name, name) for name in frame], rows) + "\n"
+
+
+def grouped(found: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """The cells that share these labels as one row: means, and the worst prompt."""
+    each = found.groupby(list(names), sort=False)
+    return each.agg(
+        prompts=("speed", "size"),
+        speed=("speed", mean),
+        low=("low", "min"),
+        high=("high", "max"),
+        worst=("speed", "min"),
+        tokens_per_forward=("tokens_per_forward", "mean"),
+        acceptance=("acceptance", "mean"),
+    ).reset_index()
+
+
+def subjects(results: Results) -> str:
+    """What was measured where, and how many cells have parity."""
+    parity = results["workloads"].parity
+    runs = results["subjects"].assign(cells=f"{parity.sum()} of {len(parity)}")
+    heads = {"prompts": "prompts a workload", "tokens": "tokens at most", "cells": "cells with parity"}
+    return shown(runs, **heads)
+
+
+def workloads(results: Results) -> str:
+    """Each class and context, all turns and kinds of answers together."""
+    heads = {"size": "context", "worst": "worst prompt", "tokens_per_forward": "tokens a forward"}
+    return shown(grouped(results["workloads"], "workload", "size"), **heads, acceptance="accepted")
+
+
+def serving(results: Results) -> str:
+    names = ["requests", "clients", "plain", "speed", "low", "high", "tokens_per_forward"]
+    return shown(results["serving"][names].copy(), tokens_per_forward="tokens a forward")
+
+
+# The stage that each table shows, and what makes the table.
+TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
+    "subjects": ("workloads", subjects),
+    "workloads": ("workloads", workloads),
+    "costs": ("blocks", lambda results: shown(results["blocks"])),
+    "serving": ("serving", serving),
+}
+
+
+def made(name: str, results: Results) -> str:
+    stage, make = TABLES[name]
+    return make(results) if stage in results else NOTHING
+
+
+def filled(text: str, results: Results) -> str:
+    """A document with the tables of these results between its markers."""
+    return MARKED.sub(lambda found: found[1] + made(found[2], results) + found[3], text)

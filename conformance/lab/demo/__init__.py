@@ -1,0 +1,1 @@
+"""A few prompts with and without prompt lookup. python -m conformance.lab.demo"""

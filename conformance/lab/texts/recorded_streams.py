@@ -1,0 +1,136 @@
+"""Token streams with known answers. They take the place of a model.
+
+The texts are drawn from ``texts.workloads`` and ``texts.edits`` with a seed, so a seed gives the same
+stream on every machine with the same Python standard library. Two workloads are bad cases on purpose: "ambiguous" and
+"bait".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from tokenizers import Tokenizer
+
+from conformance import FIXTURE
+from conformance.lab.texts import edits, workloads
+from conformance.lab.texts.workloads import KINDS, Corpus
+from conformance.subjects.prompts import Message
+
+SIZES = (300, 1000, 2000)
+# The approximate length of a token of the fixture, in characters.
+CHARS_PER_TOKEN = 2.5
+# Larger than both vocabularies here, and as large as those of large models.
+VOCAB = 2**18 - 1
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request: the prompt with the whole conversation, and the known answer."""
+
+    prompt: list[int]
+    answer: list[int]
+    eos: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The requests of one conversation."""
+
+    name: str
+    size: int
+    seed: int
+    requests: tuple[Request, ...]
+
+    @property
+    def n_answered(self) -> int:
+        return sum(len(request.answer) for request in self.requests)
+
+
+@cache
+def bpe() -> Encode:
+    """The tokenizer of the fixture."""
+    tokenizer = Tokenizer.from_file(str(FIXTURE / "tokenizer.json"))
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+@cache
+def words() -> Encode:
+    """A tokenizer with one token for each word. Real models with large vocabularies are close: 4 characters a token."""
+    ids: dict[str, int] = {}
+    pattern = re.compile(r"<\|\w+\|>| ?[A-Za-z]+|\d|\n *| +|[^\w\s]{1,2}|\S")
+    return lambda text: [ids.setdefault(piece, len(ids)) for piece in pattern.findall(text)]
+
+
+def conversation(messages: list[Message], encode: Encode) -> Iterator[Request]:
+    """The requests of a conversation, in the chat template of the fixture."""
+    history: list[int] = []
+    eos = tuple(encode("<|end|>"))
+    for message in messages:
+        if message["role"] == "assistant":
+            history = history + encode("<|assistant|>")
+            answer = encode(message["content"]) + list(eos)
+            yield Request(history, answer, eos)
+            history = history + answer
+        else:
+            history = history + encode(f"<|{message['role']}|>{message['content']}<|end|>")
+
+
+def ambiguous(rng: random.Random, size: int) -> Request:
+    """A few 3-grams in random order. The end of the sequence always matches, but the next token is random."""
+    grams = [[rng.randrange(16) for _ in range(3)] for _ in range(12)]
+    tokens = [token for _ in range(2 * size // 3) for token in rng.choice(grams)]
+    return Request(tokens[:size], tokens[size:])
+
+
+def bait(rng: random.Random, size: int) -> Request:
+    """Repeated passages, each of which stops matching as soon as it looks like a copy.
+
+    The answer repeats earlier pieces, and another token than before follows each piece. The lengths of the pieces are
+    those at which a drafter begins to trust a match.
+    """
+    tokens = [rng.randrange(1000) for _ in range(size // 2)]
+    while len(tokens) < 2 * size:
+        n = rng.choice((4, 6, 8, 9, 10, 12))
+        start = rng.randrange(len(tokens) - n)
+        tokens += tokens[start : start + n]
+        tokens += [1000 + rng.randrange(1000) for _ in range(rng.randint(1, 3))]
+    return Request(tokens[:size], tokens[size : 2 * size])
+
+
+ADVERSARIES: dict[str, Callable[[random.Random, int], Request]] = {"ambiguous": ambiguous, "bait": bait}
+NAMES = (*KINDS, *ADVERSARIES)
+
+
+@cache
+def corpus() -> Corpus:
+    return Corpus.load(held_out=True)
+
+
+def stream(name: str, size: int, seed: int, corpus: Corpus, encode: Encode) -> Stream:
+    """A stream with about ``size`` tokens of prompt, and as many of answer if the answer repeats the prompt."""
+    rng = random.Random(f"{name} {size} {seed}")
+    if name in ADVERSARIES:
+        return Stream(name, size, seed, (ADVERSARIES[name](rng, size),))
+    while True:
+        source = edits if name in edits.NAMES else workloads
+        messages = source.draw(rng, corpus, name, int(size * CHARS_PER_TOKEN))
+        requests = tuple(conversation(messages, encode))
+        # A module may be too short for the text.
+        if requests and len(requests[-1].prompt) + len(requests[-1].answer) > size * 0.6:
+            return Stream(name, size, seed, requests)
+
+
+def streams(
+    seeds: Sequence[int],
+    sizes: Sequence[int] = SIZES,
+    encode: Encode | None = None,
+    names: Sequence[str] = NAMES,
+) -> list[Stream]:
+    """Workloads of all sizes, from modules that were not used to choose the defaults of drafters."""
+    return [stream(name, size, seed, corpus(), encode or bpe()) for name in names for size in sizes for seed in seeds]

@@ -1,0 +1,87 @@
+"""What a trained head gains on streams that it was not trained on, alone and with a lookup, by what blocks cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mlx_lm.draft import BlockCosts, EditStrategy, HeadDraftStrategy, Proposal
+
+from conformance.lab.recorded.answers import ANSWERS, EDITS, SAMPLED, is_judge, read
+from conformance.lab.recorded.streams import LOOPS, stream
+from conformance.lab.simulate.__main__ import TABLES, decode, run
+from conformance.lab.simulate.result import TITLES, Row
+from conformance.lab.texts.recorded_streams import Stream
+from conformance.lab.trained import DRAFTS, HeadDrafts
+from conformance.tables import line, table
+
+FILES = {"answers": ANSWERS, "sampled": SAMPLED, "edits": EDITS}
+# Kinds of work by what they copy, the least first: a file, and the kinds of it, or all.
+WORK: dict[str, tuple[str, tuple[str, ...] | None]] = {
+    "prose": ("answers", ("answer", "summarize", "quote")),
+    "code": ("answers", ("complete", "document", "examples", "next version")),
+    "JSON": ("answers", ("call", "table to JSON", "JSON to table", "look up")),
+    "edited code": ("answers", ("rename", "annotate", "rename solution", "schema")),
+    "sampled answers": ("sampled", None),
+    "real edits": ("edits", None),
+}
+# A token of the head, in forward passes: by the share of the model's weights that it reads.
+COST = 0.066
+
+
+class Recorded(HeadDraftStrategy):
+    """The drafts of a head, from the file, after each token of an answer."""
+
+    def __init__(self, drafts: HeadDrafts, n_prompt: int, lookup: Any = None) -> None:
+        super().__init__(lookup)
+        self.drafts, self.place = drafts, -n_prompt
+        self.draft = self.recorded
+
+    def recorded(self, token: int, n: int) -> Proposal:
+        chances = [percent / 100 for percent in self.drafts.chances[self.place]]
+        return Proposal(self.drafts.tokens[self.place][:n], chances[:n])
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        super().observe(tokens)
+        self.place += len(tokens)
+
+
+def judged(work: str) -> Iterator[tuple[Stream, HeadDrafts]]:
+    """The streams that the head was not trained on, each with its drafts. Answers that run into a loop are left out."""
+    what, kinds = WORK[work]
+    found = (HeadDrafts(**one) for one in read(DRAFTS / f"{what}.jsonl.gz")[1])
+    drafts = {(one.kind, one.source): one for one in found}
+    for one in read(FILES[what])[1]:
+        if is_judge(one["source"]) and (kinds is None or one["kind"] in kinds):
+            of_one = drafts[one["kind"], one["source"]]
+            made = stream(one, one["prompt"], one["answer"][: len(of_one.tokens)])
+            if made.name != LOOPS:
+                yield made, of_one
+
+
+def rows(streams: Sequence[tuple[Stream, HeadDrafts]], costs: BlockCosts) -> dict[str, Row]:
+    """The results of the lookup alone, of the head alone and of both."""
+    found = {"edit": run(EditStrategy, [one for one, _ in streams], costs), "head": Row({}), "both": Row({})}
+    for one, drafts in streams:
+        request = one.requests[0]
+        for name, lookup in (("head", None), ("both", EditStrategy())):
+            strategy = Recorded(drafts, len(request.prompt), lookup)
+            strategy.cost = COST
+            found[name].add(one, decode(strategy, request, costs)[0])
+    return found
+
+
+def main() -> None:
+    results = {work: {name: rows(list(judged(work)), costs) for name, costs in TABLES.items()} for work in WORK}
+    columns = [(device, name) for device in TABLES for name in ("edit", "head", "both")]
+    head = ["", "streams", "tokens", *(f"{device}: {name}" for device, name in columns)]
+    for value in ("tokens_a_forward", "speed"):
+        print(f"{TITLES[value]}\n\n{table(head)}")
+        for work, by_device in results.items():
+            streams = [one for one, _ in judged(work)]
+            counts = [len(streams), sum(one.n_answered for one in streams)]
+            print(line([work, *counts, *(by_device[device][name].mean(value) for device, name in columns)]))
+        worst = [min(by_device[device][name].worst for by_device in results.values()) for device, name in columns]
+        if value == "speed":
+            print(line(["worst stream", "", "", *(f"{one:.3f}" for one in worst)]))
+        print(flush=True)

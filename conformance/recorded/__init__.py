@@ -1,1 +1,0 @@
-"""What SmolLM2 said to prompts from real sources, and real edits, as token ids. python -m conformance.recorded"""

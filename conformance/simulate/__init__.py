@@ -1,1 +1,0 @@
-"""What drafting gains on recorded streams, without a model. python -m conformance.simulate"""

@@ -1,1 +1,0 @@
-"""Drafters with scripted accepts and rejects, and a backward scan."""
