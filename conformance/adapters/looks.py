@@ -11,7 +11,16 @@ from typing import Any
 from unittest.mock import patch
 
 # The options of generate_step that a drafted loop may take too.
-DECODING = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")
+DECODING = (
+    "max_tokens",
+    "sampler",
+    "logits_processors",
+    "prompt_cache",
+    "prefill_step_size",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+)
 
 
 def generate_module() -> Any:

@@ -10,9 +10,9 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from conformance.adapters import CONTRARY, Adapters, Drafts
-from conformance.judging.models import Family, model_of, prompt_of
 from conformance.oracle.findings import REFUSAL, broken, first_line, not_offered, not_shown, refused
 from conformance.oracle.recorder import gaps
+from conformance.subjects.decoded import Family, model_of, prompt_of
 
 N = 18
 # Logits in fp32 of models of two layers: more than blocks and single tokens are apart, and far less than a fault makes.

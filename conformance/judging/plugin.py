@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conformance.adapters import Adapters, Unusable, find, load
-from conformance.judging.models import Family, families
+from conformance.subjects.decoded import Family, families
 
 COMMANDS = ("generate", "chat", "server")
 

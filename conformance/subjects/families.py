@@ -19,21 +19,16 @@ from conformance.drafters import Scripted
 from conformance.oracle.recorder import Step, Task, plain
 from conformance.oracle.replay import noise
 from conformance.oracle.whole import WHOLE
+from conformance.subjects import decoded
 from conformance.subjects.architectures import CONFIGS, build, make_cache
 
 GENERATE = sys.modules["mlx_lm.generate"]
 VOCAB, WINDOW, K = 64, 16, 3
 PROMPT = [(7 * i + 3) % VOCAB for i in range(21)]
-QUANTIZED = {"kv_bits": 8, "kv_group_size": 32}
 # More arguments of generate_step. The second start of quantization falls inside a block.
-OPTIONS: dict[str, dict[str, int]] = {
-    "llama quantized": QUANTIZED | {"quantized_kv_start": 0},
-    "llama quantized late": QUANTIZED | {"quantized_kv_start": len(PROMPT) + 4},
-}
-FAMILIES = ["llama", "llama max_kv_size", *OPTIONS, "gemma3_text", "mamba", "qwen3_next", "lfm2", "llama4", "falcon_h1"]
-FAMILIES += ["baichuan_m1", "deepseek_v41", "nanbeige", "iquestloopcoder", "gemma4_text", "longcat_flash_ngram"]
-# Their caches cannot drop the end of a block. They are restored, and the accepted tokens are fed again.
-RESTORED = {"deepseek_v41"}
+OPTIONS: dict[str, dict[str, int]] = {one.name: one.options for one in decoded.FAMILIES if one.options}
+FAMILIES = [one.name for one in decoded.FAMILIES]
+RESTORED = {one.name for one in decoded.FAMILIES if one.restored}
 
 
 class Counted:

@@ -11,15 +11,15 @@ from mlx_lm.generate import BatchGenerator, generate_step
 
 from conformance.adapters import Adapters
 from conformance.judging.decodes import near, penalty, tokens_of
-from conformance.judging.models import Family, model_of, prompt_of
 from conformance.oracle.findings import broken, not_offered
 from conformance.oracle.recorder import gap
+from conformance.subjects.decoded import Family, model_of, prompt_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # The lengths of the prompts of three rows, and of their answers: each row leaves the batch at another step.
 PROMPTS, LENGTHS = (21, 9, 14), (6, 18, 11)
 # BatchGenerator makes the caches itself, and those of the last two cannot be merged.
-WITHOUT = ("llama, quantized", "llama, max_kv_size", "llama4", "deepseek_v41")
+WITHOUT = ("llama quantized", "llama quantized late", "llama max_kv_size", "llama4", "deepseek_v41")
 Steps = list[tuple[int, mx.array]]
 
 

@@ -11,10 +11,10 @@ from mlx_lm.models import cache as cache_module
 
 from conformance.adapters import Adapters
 from conformance.judging.decodes import near
-from conformance.judging.models import Family, model_of, prompt_of
 from conformance.judging.programs import KINDS, Kind, blocks, check, filters, small_steps, snapshots, trims
 from conformance.oracle.findings import broken, not_offered, not_shown
 from conformance.oracle.recorder import gap
+from conformance.subjects.decoded import Family, model_of, prompt_of
 
 # What is fed and taken back, and what is fed afterwards.
 WRONG = ([5], [5, 6, 7], [5, 6, 7, 8, 9])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.judging.models import FAMILIES as ADAPTED
+from conformance.subjects.decoded import FAMILIES as ADAPTED
 from conformance.subjects.families import FAMILIES
 from conformance.testing.decode.draft_model import CHECKS, complaints, refused
 

@@ -14,10 +14,10 @@ from mlx_lm.sample_utils import make_sampler
 
 from conformance.adapters import Adapters
 from conformance.judging.decodes import Decode, N, near, penalty, plain, plain_steps, tokens_of
-from conformance.judging.models import Family, model_of
 from conformance.judging.plugin import note
 from conformance.oracle.findings import broken, each, not_shown
 from conformance.oracle.recorder import Histories, fed, gap
+from conformance.subjects.decoded import Family, model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # Limits, and how many tokens a consumer takes before it closes the generator.

@@ -44,6 +44,8 @@ class Family:
     options: dict[str, Any] = field(default_factory=dict)
     # Every layer gets a ring of that many tokens, as --max-kv-size makes.
     max_kv_size: int = 0
+    # Its cache cannot drop the end of a block. It is restored, and the accepted tokens are fed again.
+    restored: bool = False
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -72,8 +74,10 @@ QUANTIZED = {"kv_bits": 8, "kv_group_size": 32}
 EDGES = (6, WINDOW - 2, WINDOW, 27)
 FAMILIES = [
     Family("llama", "llama"),
-    Family("llama, quantized", "llama", options=QUANTIZED),
-    Family("llama, max_kv_size", "llama", (9, 21), max_kv_size=WINDOW),
+    Family("llama quantized", "llama", options=QUANTIZED | {"quantized_kv_start": 0}),
+    # Quantization begins inside of a block.
+    Family("llama quantized late", "llama", options=QUANTIZED | {"quantized_kv_start": 25}),
+    Family("llama max_kv_size", "llama", (9, 21), max_kv_size=WINDOW),
     Family("gemma3_text", "gemma3_text", EDGES),
     Family("llama4", "llama4", (9, 21)),
     Family("mamba", "mamba"),
@@ -81,7 +85,11 @@ FAMILIES = [
     Family("lfm2", "lfm2"),
     Family("falcon_h1", "falcon_h1"),
     Family("nanbeige", "nanbeige"),
-    Family("deepseek_v41", "deepseek_v41", EDGES[1:]),
+    Family("deepseek_v41", "deepseek_v41", EDGES[1:], restored=True),
+    Family("baichuan_m1", "baichuan_m1"),
+    Family("iquestloopcoder", "iquestloopcoder"),
+    Family("gemma4_text", "gemma4_text", EDGES),
+    Family("longcat_flash_ngram", "longcat_flash_ngram"),
 ]
 
 
