@@ -24,12 +24,12 @@ from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
 from conformance.judging import plugin as judging
 from conformance.stages import plugin as stages
-from conformance.testing.device import device
 from conformance.testing.faults.planted import Fault
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--adapter", action="append", metavar="NAME|FILE", help="an adapter; default: all that fit")
+    parser.addoption("--report", type=Path, metavar="FILE", help="write what became of each test, a line of JSON each")
     parser.addoption("--stage", metavar="NAME", help="only the tests that hold after this stage of the series")
 
 
@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     strict = stage is None and expected.stem == f"{release}-{flavour}"
     config.pluginmanager.register(Plugin(expected, strict), "expectations")
     config.pluginmanager.register(judging.Plugin(config.getoption("--adapter")), "judging")
+    if (report := config.getoption("--report")) is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(judging.Reports(report), "told")
 
 
 # The tests of the suite itself do not depend on the release, so one run of them is enough.
@@ -69,16 +71,17 @@ def place(item: pytest.Item) -> int:
     return next((i for i, start in enumerate(WAITING) if path.startswith(start)), len(WAITING))
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m removes tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the suite itself as ``selftest``, and note for the JUnit file what the scorecard reads."""
+    """Mark the tests of the suite itself as ``selftest``, and note what the scorecard and the judge read."""
     # One of several workers begins with what waits, so that the others have the cores.
     items.sort(key=place)
-    on = f"mlx-lm {mlx_lm.__version__}, mlx {version('mlx')}, {device()}"
     for item in items:
         if item.get_closest_marker("planted") or item.nodeid.startswith(SELFTEST):
             item.add_marker("selftest")
         contract = item.get_closest_marker("contract")
-        item.user_properties += [("on", on), *([("contract", contract.args[0])] if contract else [])]
+        item.user_properties += [("contract", contract.args[0])] if contract else []
+        item.user_properties += judging.asked_of(item)
 
 
 def pytest_collection_finish() -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
 
 from checkout import git
 from install import install, installed, mlx_extra
-from pin import VENDOR, Refused, pip_command, releases, temporary
+from pin import VENDOR, Refused, pip_command, releases
 
 JUDGED = VENDOR / "judged"
 # The suite needs these packages to ask.
 NEEDS = ("coverage>=7.10", "pytest>=8", "requests")
 RELEASE = re.compile(r"\d+(\.\d+)+\w*")
-# Where the branches of a clone begin.
-BRANCHES = ("upstream/main", "origin/main", "main")
+# The address of a remote whose main branch is that of upstream.
+UPSTREAM = "ml-explore/mlx-lm"
 IGNORED = (".git", ".venv", "venv", "build", "dist", "__pycache__", "*.egg-info", ".tox")
 
 
@@ -38,40 +43,75 @@ class Environment:
         return next((self.folder / "venv" / "lib").glob("python*/site-packages/mlx_lm"))
 
 
-def environment(name: str) -> Environment:
-    """Make or update an environment with a tree in its current state."""
-    if RELEASE.fullmatch(name):
-        return _made(_folder(name, name), name, f"=={name}")
-    where, ref = _place(name)
-    if not (where / "mlx_lm").is_dir() and not ref:
-        raise Refused(f"{name} is no release, no directory with mlx_lm in it and no DIRECTORY@REF.")
-    with temporary("tree") as scratch:
-        label, key = _unpack(where, ref, scratch / "tree")
-        version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
-        return _made(_folder(name, f"{where}@{ref}"), key, f"@ {(scratch / 'tree').as_uri()}", version)
+@contextmanager
+def environment(name: str) -> Iterator[Environment]:
+    """Make or update an environment with a tree in its current state. It stays as it is until the end of the block."""
+    JUDGED.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=JUDGED, prefix=".tree-") as scratch:
+        if RELEASE.fullmatch(name):
+            at, key, source, version = _folder(name, name), name, f"=={name}", {}
+        else:
+            where, ref = _place(name)
+            if not (where / "mlx_lm").is_dir() and not ref:
+                raise Refused(f"{name} is no release, no directory with mlx_lm in it and no DIRECTORY@REF.")
+            label, key = _unpack(where, ref, Path(scratch) / "tree")
+            at, source = _folder(name, f"{where}@{ref}"), f"@ {(Path(scratch) / 'tree').as_uri()}"
+            version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
+        wanted = {"key": key, "extra": mlx_extra(), "needs": list(NEEDS)}
+        at.folder.mkdir(exist_ok=True)
+        with (at.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if not installed(at.folder / "venv", wanted):
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                _wait(lock, name)
+                if not installed(at.folder / "venv", wanted):
+                    install(at.folder / "venv", wanted, at.name, source, *NEEDS, env=version)
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            yield at
 
 
-def _made(at: Environment, key: str, source: str, env: dict[str, str] | None = None) -> Environment:
-    wanted = {"key": key, "extra": mlx_extra(), "needs": list(NEEDS)}
-    if not installed(at.folder / "venv", wanted):
-        install(at.folder / "venv", wanted, at.name, source, *NEEDS, env=env)
-    return at
+def _wait(lock: IO[str], name: str) -> None:
+    """Wait for those who ask an environment that has to be changed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for another judge of {name}", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def base_of(name: str) -> str:
-    """The tree that another one is compared with: where a branch began, or the release before."""
+def base_of(name: str, upstream: Path | None = None) -> str:
+    """The tree that another one is compared with: where a branch began, or the release before.
+
+    With a clone of upstream, it is the newest commit that this clone has too.
+    """
     if RELEASE.fullmatch(name):
         return _release_before(name)
     where, ref = _place(name)
     if git(where, "rev-parse", "--show-toplevel", check=False).stdout.strip() != str(where):
         return _release_of(where)
     source, commit = name.partition("@")[0], _commit(where, ref or "HEAD")
-    for branch in BRANCHES:
-        start = git(where, "merge-base", commit, branch, check=False).stdout.strip()
-        if start and (start != commit or (not ref and git(where, "status", "--porcelain").stdout.strip())):
-            return f"{source}@{start[:12]}"
+    if upstream is not None:
+        for one in git(where, "rev-list", commit).stdout.split():
+            if git(upstream, "cat-file", "-e", one, check=False).returncode == 0:
+                return f"{source}@{one[:12]}"
+        raise Refused(f"{upstream} has no commit of {name}.")
+    changed = not ref and bool(git(where, "status", "--porcelain").stdout.strip())
+    began = [git(where, "merge-base", commit, branch, check=False).stdout.strip() for branch in _mains(where)]
+    if began := [start for start in began if start and (start != commit or changed)]:
+        # The newest: a main that nobody updates is old.
+        start = min(began, key=lambda start: int(git(where, "rev-list", "--count", f"{start}..{commit}").stdout))
+        return f"{source}@{start[:12]}"
     tag = git(where, "describe", "--tags", "--abbrev=0", "--match", "v*", f"{commit}^", check=False).stdout.strip()
     return f"{source}@{tag}" if tag else _release_of(where)
+
+
+def _mains(where: Path) -> list[str]:
+    """The main branches of upstream, or else of a clone and of its other remotes."""
+    names = git(where, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes").stdout.split()
+    mains = [name for name in names if name.rpartition("/")[2] == "main"]
+    urls = [line.split() for line in git(where, "remote", "--verbose").stdout.splitlines()]
+    followed = {name for name, url, _ in urls if name == "upstream" or UPSTREAM in url}
+    return [name for name in mains if name.partition("/")[0] in followed] or mains
 
 
 def _release_of(where: Path) -> str:
@@ -81,8 +121,8 @@ def _release_of(where: Path) -> str:
 
 
 def _release_before(version: str) -> str:
-    with temporary("before") as scratch:
-        pip = [*pip_command(scratch), "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    with TemporaryDirectory(dir=VENDOR) as scratch:
+        pip = [*pip_command(Path(scratch)), "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
         done = subprocess.run([*pip, "--report", "-", f"mlx-lm<{version}"], capture_output=True, text=True)
     if done.returncode:
         raise Refused(f"no release before {version} was found on the package index: --base names one.")

@@ -10,17 +10,20 @@ import os
 import re
 import sys
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from environments import JUDGED, Environment, base_of, environment
-from pin import ROOT, Refused, alone, ended
+from environments import Environment, base_of, environment
+from pin import ROOT, Refused, ended
 
 sys.path.insert(0, str(ROOT))
-from conformance.judging.difference import compared, differences, red
+from conformance.judging.difference import differences, red
 from conformance.judging.ran import changed_files, looked_at
-from conformance.judging.results import PARTS
-from conformance.judging.run import NotAsked, Run
-from conformance.judging.screen import Judgement, markdown, screen
+from conformance.judging.results import NOT_FINISHED, PARTS
+from conformance.judging.run import LIMIT, NotAsked, Run
+from conformance.judging.screen import Judgement, Progress, markdown, screen
 
 COULD_NOT = 2
 
@@ -30,11 +33,15 @@ def parse_args() -> argparse.Namespace:
         prog="scripts/judge.sh",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged, or some was not called",
+        epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged, or some was not called or not "
+        "finished",
     )
     parser.add_argument("tree", metavar="TREE", help="the source tree to test")
     parser.add_argument(
         "--base", metavar="TREE", help="the tree to compare with (default: where a branch began, or the release before)"
+    )
+    parser.add_argument(
+        "--upstream", metavar="CLONE", type=Path, help="a clone of mlx-lm: the base is the newest commit that both have"
     )
     parser.add_argument(
         "--adapter",
@@ -47,14 +54,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, action="append", help="ask only this part")
     parser.add_argument("--all", action="store_true", help="ask all parts, whatever the tree changes")
     parser.add_argument(
+        "--limit",
+        metavar="S",
+        type=float,
+        default=LIMIT,
+        help="stop a test after S seconds (default: %(default)g)",
+    )
+    parser.add_argument(
         "--markdown", metavar="FILE", type=Path, help="write all of the result as Markdown, for a review"
     )
     return parser.parse_args()
-
-
-def run_of(at: Environment, side: str, adapters: list[str]) -> Run:
-    named = [str(Path(name).resolve()) if Path(name).is_file() else name for name in adapters]
-    return Run(at.python, at.folder / side, at.package, named)
 
 
 def parts_of(args: argparse.Namespace, base: Path, tree: Path) -> list[str]:
@@ -67,35 +76,43 @@ def parts_of(args: argparse.Namespace, base: Path, tree: Path) -> list[str]:
 
 
 def judge(args: argparse.Namespace) -> int:
-    start = time.monotonic()
-    base_name = args.base or base_of(args.tree)
-    with alone():
+    start, progress = time.monotonic(), Progress()
+    base_name = args.base or base_of(args.tree, args.upstream)
+
+    def run_of(at: Environment, adapters: list[str]) -> Run:
+        named = [str(Path(name).resolve()) if Path(name).is_file() else name for name in adapters]
+        folder = Path(scratch.enter_context(TemporaryDirectory(dir=at.folder, prefix="run-")))
+        return Run(at.python, folder, at.package, named, limit=args.limit, say=partial(progress.say, at.name))
+
+    with ExitStack() as scratch:
         # The tree first: its name can be wrong.
-        tree_at, base_at = (environment(name) for name in (args.tree, base_name))
-        base, tree = run_of(base_at, "base", args.base_adapter), run_of(tree_at, "tree", args.adapter)
+        tree_at = scratch.enter_context(environment(args.tree))
+        base_at = scratch.enter_context(environment(base_name))
+        base, tree = run_of(base_at, args.base_adapter), run_of(tree_at, args.adapter)
         parts = parts_of(args, base.package, tree.package)
         print(f"asking {args.tree} and {base_name}: {', '.join(parts)}", flush=True)
         try:
-            right, found = base.ask_once(parts), tree.ask(parts, coverage=True)
+            right, found = base.ask_once(parts, base_at.folder / "asked"), tree.ask(parts, coverage=True)
         except NotAsked as error:
             raise Refused(f"it could not be asked: {error}") from error
+        finally:
+            progress.end()
         covered = tree.covered(changed_files(base.package, tree.package))
         files = looked_at(base.package, tree.package, covered)
-    compared(right, found)
     adapters = [f"--adapter={name}" for name in tree.adapters]
     pytest = [os.path.relpath(tree_at.python), "-m", "pytest", "-o", "addopts=", *adapters]
     again = [os.path.relpath(ROOT / "scripts" / "judge.sh"), args.tree, "--base", base_name, *adapters]
-    judgement = Judgement(
-        (base_name, args.tree), right, found, differences(right, found), files, pytest=pytest, judge=again
-    )
-    file = args.markdown or JUDGED / "last.md"
+    groups = differences(right, found)
+    judgement = Judgement((base_name, args.tree), right, found, groups, files, pytest=pytest, judge=again)
+    file = args.markdown or tree_at.folder / "judged.md"
     file.write_text(markdown(judgement), "utf-8")
     print(screen(judgement))
     print(f"All of it: {os.path.relpath(file)}. It took {time.monotonic() - start:.0f} s.")
     # A file of tests that needs a name which the tree lacks.
     unasked = [f"{test}: {one.said}" for test, one in found.items() if test.endswith("::import")]
     print("".join(f"not asked: {said}\n" for said in unasked), end="")
-    return 1 if red(judgement.groups) else COULD_NOT if unasked or any(one.uncalled for one in files) else 0
+    stopped = any(one.outcome == NOT_FINISHED for one in found.values())
+    return 1 if red(groups) else COULD_NOT if unasked or stopped or any(one.uncalled for one in files) else 0
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ elif [ "$1" != --render ]; then
   "$here/tox.sh" -e "$environments" || status=$?
 fi
 shopt -s nullglob
-results=(.tox/scorecards/{patched,stock,selftest}*.xml)
+results=(.tox/scorecards/{patched,stock,selftest}*.jsonl)
 # In the bash of macOS an empty array is no variable that is set.
 if [ -z "${results[*]+there}" ]; then
   echo "error: no environment ran, so nothing was written; the lines above say why." >&2

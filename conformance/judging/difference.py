@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from conformance.judging.results import ABSENT, ASKED, BROKEN, HOLDS, REFUSED, Result, Results, function
+from conformance.judging.results import (
+    ABSENT,
+    BROKEN,
+    HOLDS,
+    NOT_FINISHED,
+    PARTS,
+    REFUSED,
+    Result,
+    Results,
+    part_of,
+)
 
 # Kinds of differences, in the order in which they are told.
-BROKE, GONE, NOT_KEPT, MENDED, OFFERED = "broke", "no longer", "not kept", "mended", "offered now"
-KINDS = (BROKE, GONE, NOT_KEPT, MENDED, OFFERED)
+BROKE, GONE, NOT_KEPT, STOPPED = "broke", "no longer", "not kept", "not finished"
+CHANGED, MENDED, OFFERED = "changed", "mended", "offered now"
+KINDS = (BROKE, GONE, NOT_KEPT, STOPPED, CHANGED, MENDED, OFFERED)
 # The ones that end a run with 1: promises of upstream's, and what held before.
 BAD = (BROKE, GONE)
-ORDER = list(ASKED)
+# A measured number, which is another one in each tree.
+MEASURED = re.compile(r"\d+\.\d+(e-?\d+)?|\d+e-?\d+")
 
 
 @dataclass
@@ -26,81 +39,117 @@ class Group:
     follow: dict[str, int] = field(default_factory=dict)
 
 
-def kind_of(was: str, now: str, promised: bool) -> str | None:
+def kind_of(was: Result, now: Result) -> str | None:
     """What became of a test. A promise of ours that never held is told, and is no fault."""
-    if now == BROKEN:
-        return None if was == BROKEN else BROKE if was == HOLDS or promised else NOT_KEPT
-    if was == BROKEN:
-        return MENDED if now in (HOLDS, REFUSED) else None
-    if now == HOLDS:
-        return OFFERED if was in (REFUSED, ABSENT) else None
-    return GONE if was == HOLDS and now in (REFUSED, ABSENT) else None
+    if now.outcome == NOT_FINISHED:
+        return None if was.outcome == NOT_FINISHED else STOPPED
+    if was.outcome == now.outcome:
+        return {BROKEN: of_cases, HOLDS: of_plain}[now.outcome](was, now) if now.outcome in (BROKEN, HOLDS) else None
+    if now.outcome == BROKEN:
+        return BROKE if was.outcome == HOLDS or now.promised else NOT_KEPT
+    if was.outcome == BROKEN:
+        return MENDED if now.outcome in (HOLDS, REFUSED) else None
+    if now.outcome == HOLDS:
+        return OFFERED if was.outcome in (REFUSED, ABSENT) else None
+    return GONE if was.outcome == HOLDS and now.outcome in (REFUSED, ABSENT) else None
 
 
-def compared(base: Results, tree: Results) -> None:
-    """Plain decoding is what it is on the base, bit for bit, and takes as many forward passes; else it is broken."""
-    for test, one in tree.items():
-        before = base.get(test)
-        if before is None or not before.outcome == one.outcome == HOLDS:
-            continue
-        was, now = (result.notes.get("steps", "").split() for result in (before, one))
-        other = [i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b]
-        tokens = [i for i in other if was[i].partition(":")[0] != now[i].partition(":")[0]]
-        passes = [int(result.notes.get("forwards", 0)) for result in (before, one)]
-        if tokens:
-            said = f"plain decoding gives another token than the base at step {tokens[0]}"
-        elif other:
-            said = f"the log probabilities of {len(other)} of {len(now)} steps are other bits than on the base"
-        elif passes[1] > passes[0]:
-            said = f"plain decoding takes {passes[1]} forward passes instead of {passes[0]}"
-        else:
-            continue
-        one.outcome, one.said, one.differs = BROKEN, said, True
+def of_cases(was: Result, now: Result) -> str | None:
+    """A test that fails on both: do other cases of it fail, or the same ones in another way?"""
+    before, after = cases(was), cases(now)
+    other = {case: said for case, said in after.items() if before.get(case) != said}
+    if not other:
+        return MENDED if len(after) < len(before) else None
+    gone = before.keys() - after.keys()
+    case = min(other, key=lambda case: case in before)
+    # The first failure has lines that show it.
+    now.said = f"{f'{case}: ' if case else ''}{now.cases.get(case, now.said)}"
+    now.lines = now.lines if case == next(iter(after)) else ""
+    now.said += f" (on the base: {was.cases[case] if case else was.said})" if case in before else ""
+    return CHANGED if gone and case in before else BROKE
+
+
+def cases(one: Result) -> dict[str, str]:
+    """What a test says of each case that fails, without measured numbers."""
+    return {case: MEASURED.sub("#", said) for case, said in (one.cases or {"": f"{one.said}\n{one.lines}"}).items()}
+
+
+def of_plain(was: Result, now: Result) -> str | None:
+    """Plain decoding is what it is on the base, bit for bit, and takes as many forward passes."""
+    steps, base = (one.notes.get("steps", "").split() for one in (now, was))
+    other = [i for i, (a, b) in enumerate(zip(base, steps, strict=False)) if a != b]
+    tokens = [i for i in other if base[i].partition(":")[0] != steps[i].partition(":")[0]]
+    passes = [int(one.notes.get("forwards", 0)) for one in (was, now)]
+    if tokens:
+        now.said = f"plain decoding gives another token than the base at step {tokens[0]}"
+    elif other:
+        now.said = f"the log probabilities of {len(other)} of {len(steps)} steps are other bits than on the base"
+    elif passes[1] > passes[0]:
+        now.said = f"plain decoding takes {passes[1]} forward passes instead of {passes[0]}"
+    else:
+        return None
+    now.differs = True
+    return BROKE
 
 
 def differences(base: Results, tree: Results) -> list[Group]:
     """What differs, one group for a contract and a kind. What follows from a fault is counted with it."""
-    changed: dict[str, str] = {}
-    for test, result in tree.items():
-        was = base[test].outcome if test in base else ABSENT
-        if function(test) in ASKED and (kind := kind_of(was, result.outcome, ASKED[function(test)][1])):
-            changed[test] = kind
+    kinds = {test: kind_of(base.get(test, Result(ABSENT)), one) for test, one in tree.items() if one.asked}
+    changed = {test: kind for test, kind in kinds.items() if kind is not None}
+    mended = {tree[test].about for test, kind in changed.items() if kind == MENDED}
+    for test, kind in changed.items():
+        # Where a cache is mended, plain decoding with it may be another one, and what was wrong may now be refused.
+        mends = tree[test].differs or (kind == GONE and tree[test].outcome == REFUSED)
+        if kind in BAD and mends and mended & tree[test].uses:
+            changed[test] = CHANGED
+    places = places_of(tree)
+    roots = {test: root(test, changed, tree, places) for test in changed}
     found: dict[tuple[str, str], Group] = {}
-    roots = {test: root(test, changed, tree) for test in changed}
     for test, kind in changed.items():
         if roots[test] == test:
-            contract = ASKED[function(test)][0]
+            contract = tree[test].asked
             found.setdefault((kind, contract), Group(kind, contract)).tests.append(test)
     for group in found.values():
         for test, cause in roots.items():
             if cause in group.tests and cause != test:
-                contract = ASKED[function(test)][0]
+                contract = tree[test].asked
                 group.follow[contract] = group.follow.get(contract, 0) + 1
-    return sorted(found.values(), key=lambda group: (KINDS.index(group.kind), place(group.tests[0])))
+    return sorted(found.values(), key=lambda group: (KINDS.index(group.kind), places[group.tests[0]]))
 
 
-def place(test: str) -> int:
-    return ORDER.index(function(test))
+# The number of a part, and of a function in it.
+Place = tuple[int, int]
 
 
-def root(test: str, changed: dict[str, str], tree: Results) -> str:
+def places_of(tree: Results) -> dict[str, Place]:
+    """Where the function of each test is. What an earlier one is about may explain a later one."""
+    functions: dict[str, int] = {}
+    order = list(PARTS)
+    return {
+        test: (
+            order.index(part_of(test) or order[-1]),
+            functions.setdefault(test.partition("[")[0], len(functions)),
+        )
+        for test in tree
+    }
+
+
+def root(test: str, changed: dict[str, str], tree: Results, places: dict[str, Place]) -> str:
     """The first test that changed for the worse too and is about something that this one rests on."""
     if changed[test] not in (*BAD, NOT_KEPT):
         return test
-    mine = tree[test]
     causes = [
         other
         for other, kind in changed.items()
-        if kind in BAD and explains(place(other), tree[other], place(test), mine)
+        if kind in BAD and explains(places[other], tree[other], places[test], tree[test])
     ]
-    return min(causes, key=place, default=test)
+    return min(causes, key=places.__getitem__, default=test)
 
 
-def explains(at: int, cause: Result, mine: int, result: Result) -> bool:
+def explains(at: Place, cause: Result, mine: Place, result: Result) -> bool:
     """Of tests of one function, what a list holds explains the list."""
-    subject = cause.notes.get("about", "")
-    earlier = at < mine or (at == mine and subject != result.notes.get("about", ""))
-    return earlier and subject in result.uses
+    earlier = at < mine or (at == mine and cause.about != result.about)
+    return earlier and cause.about in result.uses
 
 
 def red(groups: Iterable[Group]) -> bool:

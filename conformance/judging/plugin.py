@@ -1,4 +1,4 @@
-"""pytest's option --adapter, and the parameters of the tests that a judgement runs.
+"""pytest's options --adapter and --report, and the parameters of the tests that a judgement runs.
 
 A test with the argument ``family`` is run for each kind of model, one with ``drafter`` for each drafter of the
 adapters, and one with ``command`` for each command.
@@ -6,15 +6,25 @@ adapters, and one with ``command`` for each command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+import re
+from collections.abc import Callable, Generator, Iterable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import mlx_lm
 import pytest
 
 from conformance.adapters import Adapters, Unusable, find, load
+from conformance.judging import results
 from conformance.subjects.decoded import Family, families
+from conformance.testing.device import device
 
 COMMANDS = ("generate", "chat", "server")
+WORDS = (results.REFUSED, results.ABSENT, results.NOT_SHOWN)
+# Errors of a process or a server that took too long.
+LATE = re.compile(r"[\w.]*Time(d?out|outExpired|outError)\b")
 
 
 class Plugin:
@@ -55,3 +65,106 @@ class Plugin:
 def note(request: Any, name: str, value: object) -> None:
     """A number of a run, to compare with that of the base."""
     request.node.user_properties.append((name, str(value)))
+
+
+def asked_of(item: pytest.Item) -> list[tuple[str, Any]]:
+    """What the report says of a test with the mark."""
+    if results.LEGACY in item.nodeid and item.get_closest_marker("asked") is None and legacy(item.nodeid) in LEGACY:
+        item.add_marker(LEGACY[legacy(item.nodeid)])
+    if (mark := item.get_closest_marker("asked")) is None:
+        return []
+    # A file that cannot be imported has the mark alone.
+    return [("asked", mark.args[0] if mark.args else "?"), ("promised", mark.kwargs.get("promised", True))]
+
+
+class Reports:
+    """Writes what became of each test to a file, a line of JSON each, as it comes to be known."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("w", encoding="utf-8")
+
+    def write(self, **line: Any) -> None:
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.write(collected={item.nodeid: dict(asked_of(item)).get("asked", "") for item in session.items})
+
+    def pytest_sessionstart(self) -> None:
+        self.write(on=f"mlx-lm {mlx_lm.__version__}, mlx {version('mlx')}, {device()}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        report = yield
+        if call.excinfo is not None and (cases := getattr(call.excinfo.value, "cases", None)) is not None:
+            report.user_properties.append(("cases", cases))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return
+        notes = dict(report.user_properties)
+        asked = {name: notes.pop(name) for name in ("asked", "promised") if name in notes}
+        outcome, said, lines = told(report)
+        expected = getattr(report, "wasxfail", "")
+        self.write(test=report.nodeid, outcome=outcome, said=said, lines=lines, expected=expected, **asked, notes=notes)
+
+    def pytest_unconfigure(self) -> None:
+        self.file.close()
+
+
+def told(report: Any) -> tuple[str, str, str]:
+    """The word for an outcome, what the test says in one line, and the lines behind it."""
+    if report.passed:
+        return results.HOLDS, "", ""
+    expected = getattr(report, "wasxfail", None)
+    if isinstance(report.longrepr, tuple):
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        word = next((word for word in WORDS if reason.startswith(f"{word}: ")), "")
+        return (word, reason.partition(": ")[2], "") if word else (results.SKIPPED, reason, "")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(getattr(crash, "message", report.longrepr)).strip()
+    if "[XPASS(strict)]" in text:
+        return results.HOLDS, text, ""
+    # What pytest.fail says is a sentence and lines; of anything else the first line counts.
+    said, _, lines = text.removeprefix("Failed: ").partition("\n\n")
+    word = results.REFUSED if (expected or "").startswith("Refused") else results.BROKEN
+    word = results.NOT_FINISHED if LATE.match(text) else word
+    return word, said.partition("\n")[0].removeprefix("AssertionError: "), lines if text.startswith("Failed: ") else ""
+
+
+def legacy(nodeid: str) -> str:
+    found = re.search(r"(\w+)/\w+\.py::(\w+)", nodeid)
+    return f"{found[1]}.{found[2]}" if found else nodeid
+
+
+LEGACY = {
+    name: pytest.mark.asked(contract, promised=promised)
+    for name, contract, promised in (
+        ("c1_snapshot.test_blocks", "C4 blocks", True),
+        ("c1_snapshot.test_trim", "C2 trim", True),
+        ("c1_snapshot.test_snapshot", "C1 snapshot", True),
+        ("c1_snapshot.test_rows_of_a_recurrent_cache", "C1 snapshot", True),
+        ("c1_snapshot.test_filter", "C10 rows of a cache", True),
+        ("architectures.test_plain", "plain decoding", True),
+        ("c4_parity.test_plain", "plain decoding", True),
+        ("c1_snapshot.test_model_trim", "C2 trim", True),
+        ("c1_snapshot.test_model_snapshot", "C1 snapshot", True),
+        ("c10_rows_are_alone.test_rows", "C10 rows", True),
+        ("c10_rows_are_alone.test_a_row_that_joins", "C10 rows", True),
+        ("c10_rows_are_alone.test_processors_of_one_row", "C5 processors of a row", True),
+        ("c4_parity.test_parity", "C4 parity", True),
+        ("c4_parity.test_seeds", "C4 seeds", False),
+        ("c4_parity.test_processors", "C5 processors", True),
+        ("c4_parity.test_exits", "C3 exits", False),
+        ("commands.test_options", "C6 options", True),
+        ("commands.test_request", "C6 requests", True),
+        ("server.test_one_prompt_twice", "C3 server prefixes", True),
+        ("server.test_prefixes", "C3 server prefixes", True),
+        ("server.test_seeds", "C4 server seeds", True),
+        ("server.test_a_penalty_on_a_cached_prompt", "C5 server processors", True),
+        ("server.test_clients_at_once", "C10 server clients", True),
+        ("server.test_clients_of_a_recurrent_model", "C10 server clients", True),
+    )
+}

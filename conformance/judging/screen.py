@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import textwrap
+import threading
 from collections import Counter
 from dataclasses import dataclass
 
 from conformance import ROOT
-from conformance.judging.difference import BAD, NOT_KEPT, Group
+from conformance.judging.difference import BAD, BROKE, CHANGED, NOT_KEPT, STOPPED, Group
 from conformance.judging.ran import File, sentence
-from conformance.judging.results import Results, part_of
+from conformance.judging.results import BROKEN, NOT_FINISHED, Results, part_of
 
 WIDTH = 118
 # The rows of the table and the lines of an example that a screen shows; the file has all.
 ROWS, LINES, NAMES = 12, 12, 5
+
+
+class Progress:
+    """How far the runs of both trees are: a line that is written over on a terminal, or else one for each tenth."""
+
+    def __init__(self) -> None:
+        self.shown: dict[tuple[str, str], int] = {}
+        self.lock = threading.Lock()
+
+    def say(self, tree: str, part: str, results: Results, n: int) -> None:
+        told = Counter(one.outcome for one in results.values())
+        wrong = f", {told[BROKEN]} broken" if told[BROKEN] else ""
+        wrong += f", {told[NOT_FINISHED]} not finished" if told[NOT_FINISHED] else ""
+        with self.lock:
+            before, self.shown[tree, part] = self.shown.get((tree, part), -1), len(results)
+            if sys.stdout.isatty():
+                left = sorted(part for (_, part), done in self.shown.items() if done < n)
+                print(
+                    f"\r\033[K{tree}: {part} {len(results)} of {n}{wrong} ({', '.join(left)})"[:WIDTH],
+                    end="",
+                    flush=True,
+                )
+            elif n and (4 * len(results) // n > 4 * before // n or before < 0):
+                print(f"{tree}: {part} {len(results)} of {n}{wrong}", flush=True)
+
+    def end(self) -> None:
+        print("\r\033[K" if sys.stdout.isatty() else "", end="", flush=True)
 
 
 @dataclass
@@ -41,19 +70,22 @@ class Judgement:
     def verdict(self) -> str:
         against = f"{self.names[1]} against {self.names[0]}"
         if self.bad:
-            return f"BROKEN: {', '.join(dict.fromkeys(group.contract for group in self.bad))}. {against}"
+            word = "BROKEN" if self.bad[0].kind == BROKE else "NO LONGER"
+            return f"{word}: {', '.join(dict.fromkeys(group.contract for group in self.bad))}. {against}"
+        if stopped := sum(len(group.tests) for group in self.groups if group.kind == STOPPED):
+            return f"NOT FINISHED: {stopped} tests, and nothing else broke. {against}"
         return f"{'Nothing broke' if self.groups else 'Nothing differs'}. {against}"
 
     def again(self, test: str) -> str:
         """A command that shows it, typed here. What differs from the base alone only the judge can show."""
         if self.tree[test].differs:
-            return shlex.join([*self.judge, "--only", part_of(test)])
+            return shlex.join([*self.judge, "--only", part_of(test) or ""])
         file, _, name = test.partition("::")
         return shlex.join([*self.pytest, f"{os.path.relpath(ROOT / file)}::{name}"])
 
 
 def about(results: Results, group: Group, most: int) -> str:
-    names = list(dict.fromkeys(results[test].notes.get("about", test) for test in group.tests))
+    names = list(dict.fromkeys(results[test].about or test for test in group.tests))
     more = f" and {len(names) - most} more" if len(names) > most else ""
     follow = ", ".join(f"{n} of {contract}" for contract, n in group.follow.items())
     return f"{', '.join(names[:most])}{more}{f'; {follow} follow' if follow else ''}"
@@ -76,9 +108,9 @@ def screen(judged: Judgement) -> str:
     if test := judged.example:
         one = judged.tree[test]
         lines += ["", *textwrap.wrap(f"{test.partition('::')[2]}: {one.said}", WIDTH)]
-        program = one.lines.partition("\ncaches = ")[2].splitlines()
-        program = [f"caches = {program[0]}", *program[1:]] if program else []
-        lines += [f"    {line[:WIDTH]}" for line in program[:LINES]]
+        # The first lines of a program on a cache define what the others call.
+        _, begins, program = one.lines.rpartition("\ncaches = ")
+        lines += [f"    {line[:WIDTH]}" for line in (begins.lstrip() + program).splitlines()[:LINES]]
         lines += ["", judged.again(test)]
     return "\n".join(lines)
 
@@ -90,11 +122,12 @@ def markdown(judged: Judgement) -> str:
     for group in judged.groups:
         lines.append(f"| {group.kind} | {group.contract} | {len(group.tests)} | {about(judged.tree, group, 99)} |")
     for group in judged.groups:
-        if group.kind in (*BAD, NOT_KEPT):
+        if group.kind in (*BAD, NOT_KEPT, STOPPED, CHANGED):
             lines += ["", f"<details><summary>{group.kind}: {group.contract}</summary>", ""]
             for test in group.tests:
                 one = judged.tree[test]
-                lines += [f"{test}: {one.said}", "", "```", one.lines or judged.again(test), "```", ""]
+                known = [f"Known of the release: {one.expected}", ""] if one.expected else []
+                lines += [f"{test}: {one.said}", "", *known, "```", one.lines or judged.again(test), "```", ""]
             lines.append("</details>")
     lines += ["", "| file | changed lines | ran | never called |", "| --- | --- | --- | --- |"]
     lines += [f"| {f.name} | {f.changed} | {f.ran} | {', '.join(f.uncalled)} |" for f in judged.files]
@@ -108,5 +141,5 @@ def peaks(judged: Judgement) -> list[str]:
     for test, one in judged.tree.items():
         was, now = (int(side.get(test, one).notes.get("peak", 0)) for side in (judged.base, judged.tree))
         if now > 1.1 * was > 0:
-            found.append(f"{one.notes.get('about', test)}: the peak memory is {now} bytes instead of {was}")
+            found.append(f"{one.about or test}: the peak memory is {now} bytes instead of {was}")
     return found

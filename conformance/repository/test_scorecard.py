@@ -1,10 +1,8 @@
-"""The scorecard shows what pytest's JUnit files say.
-
-What is planted: each outcome that a test can have, in runs with the series and without it.
-"""
+"""The report of a run, which the judge and the scorecard read, and what the scorecard makes of it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from conformance import ROOT
-from conformance.scorecard.__main__ import CONTRACTS, FAILED, NEEDED, PASSED, REST, ROWS, SKIPPED, cell, main, read
+from conformance.judging import results
+from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_SHOWN, REFUSED, SKIPPED
+from conformance.scorecard.__main__ import CONTRACTS, FAILED, NEEDED, PASSED, REST, ROWS, cell, main, read
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
@@ -22,51 +22,42 @@ CONFTEST = """
 from pathlib import Path
 from conformance import conftest
 from conformance.expectations.plugin import Plugin
+from conformance.judging.plugin import Reports
 
 pytest_collection_modifyitems = conftest.pytest_collection_modifyitems
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "contract(name): its row")
-    config.addinivalue_line("markers", "selftest: of the suite")
+    for name in ("asked(contract, promised)", "contract(name)", "selftest"):
+        config.addinivalue_line("markers", f"{name}: of the suite")
     config.pluginmanager.register(Plugin(Path("expected.txt")), "expectations")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reports(Path("stock.jsonl")), "told")
 """
 TESTS = """
 import pytest
+from conformance.oracle import findings as ask
 
+@pytest.mark.contract("C3")
+def test_marked(record_property):
+    record_property("about", "it")
+@pytest.mark.asked("C1 snapshot", promised=False)
+def test_asked(): ask.broken("token 7 is lost", "print(7)")
+def test_raises(): raise KeyError("no")
+def test_asserts(): assert 1 == 2, "it is wrong\\nand more"
+def test_refused(): ask.refused(ValueError("no"))
+def test_not_offered(): ask.not_offered("it")
+def test_not_shown(): ask.not_shown("no drafts")
+def test_skipped(): pytest.skip("no such chip")
+def test_expected(): ask.broken("a small number")
+def test_unexpected(): pass
 @pytest.fixture
-def before():
-    assert False, "before"
-
+def before(): assert False, "before"
 @pytest.fixture
 def after():
     yield
     assert False, "after"
-
-@pytest.mark.contract("C3")
-def test_marked():
-    pass
-
-@pytest.mark.parametrize("n", range(3))
-def test_passes(n):
-    pass
-
-def test_fails():
-    assert False, "it is wrong"
-
-def test_expected():
-    assert False
-
-def test_unexpected():
-    pass
-
-def test_skipped():
-    pytest.skip("no such chip")
-
-def test_setup(before):
-    pass
-
-def test_teardown(after):
-    pass
+def test_setup(before): pass
+def test_teardown(after): pass
 """
 EXPECTED = """# Wrong: small numbers.
 contracts/c4_parity/test_some.py::test_expected
@@ -75,6 +66,20 @@ contracts/c4_parity/test_some.py::test_unexpected
 # No such API: it has no drafts.
 test_other.py::import
 """
+TOLD = {
+    "marked": (HOLDS, "", ""),
+    "asked": (BROKEN, "token 7 is lost", "print(7)"),
+    "raises": (BROKEN, "KeyError: 'no'", ""),
+    "asserts": (BROKEN, "it is wrong", ""),
+    "refused": (REFUSED, "ValueError: no", ""),
+    "not_offered": (ABSENT, "it", ""),
+    "not_shown": (NOT_SHOWN, "no drafts", ""),
+    "skipped": (SKIPPED, "no such chip", ""),
+    "expected": (BROKEN, "a small number", ""),
+    "unexpected": (HOLDS, "[XPASS(strict)] Wrong: small numbers.", ""),
+    "setup": (BROKEN, "before", ""),
+    "teardown": (BROKEN, "after", ""),
+}
 
 
 @pytest.mark.planted
@@ -88,32 +93,26 @@ def test_each_outcome_is_told(pytester: pytest.Pytester, monkeypatch: pytest.Mon
     folder.mkdir()
     (folder / "test_some.py").write_text(TESTS)
     (pytester.path / "expected.txt").write_text(EXPECTED)
-    said = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--junit-xml=stock.xml", *how).outlines
-    run = read(pytester.path / "stock.xml")
-    told = {row: dict(counts) for row, counts in run.rows.items() if counts}
-    c4 = {PASSED: 3, FAILED: 4, "wrong": 1, SKIPPED: 1}
-    assert told == {"C3 exits": {PASSED: 1}, "C4 parity": c4, REST: {NEEDED: 1}}, said
-    assert {reason for outcome, reason in run.why if outcome == FAILED} == {
-        "AssertionError: it is wrong",
-        "[XPASS(strict)] Wrong: small numbers.",
-        'failed on setup with "AssertionError: before',
-        'failed on teardown with "AssertionError: after',
-    }
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", *how)
+    told = {test.partition("::test_")[2]: one for test, one in results.read(pytester.path / "stock.jsonl")[1].items()}
+    assert {test: (one.outcome, one.said, one.lines) for test, one in told.items() if test} == TOLD
+    assert (told["marked"].about, told["asked"].asked, told["asked"].promised) == ("it", "C1 snapshot", False)
+    assert told["expected"].expected == "Wrong: small numbers."
+    run = read(pytester.path / "stock.jsonl")
+    c4 = {FAILED: 5, "wrong": 1, REFUSED: 1, SKIPPED: 3}
+    rows = {row: dict(counts) for row, counts in run.rows.items() if counts}
+    assert rows == {"C1 snapshot": {FAILED: 1}, "C3 exits": {PASSED: 1}, "C4 parity": c4, REST: {NEEDED: 1}}
     assert re.match(r"mlx-lm \S+, mlx \S+, .*[CG]PU, ", run.on)
 
 
-@pytest.mark.planted
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({PASSED: 4}, "🟢 all 4 pass"),
         ({PASSED: 4, NEEDED: 1}, "🟢 all 4 pass"),
-        ({NEEDED: 1}, "⚪ needs the series"),
         ({}, "⚪ needs the series"),
         ({PASSED: 1}, "⚪ 1 of 4 pass; 3 need the series"),
         ({PASSED: 1, "wrong": 1, NEEDED: 1}, "🟡 1 of 4 pass; 1 wrong, 2 need the series"),
-        ({"refused": 1, SKIPPED: 1}, "🟡 0 of 4 pass; 1 refused, 1 skipped, 2 need the series"),
-        ({PASSED: 3, FAILED: 1}, "🔴 3 of 4 pass; 1 failed"),
+        ({REFUSED: 1, SKIPPED: 1}, "🟡 0 of 4 pass; 1 refused, 1 skipped, 2 need the series"),
         ({PASSED: 4, FAILED: 1}, "🔴 4 of 4 pass; 1 failed"),
     ],
 )
@@ -121,20 +120,21 @@ def test_a_cell_counts_the_tests_of_the_row_with_the_series(told: dict[str, int]
     assert cell(Counter(told), 4) == said
 
 
-def junit(folder: Path, name: str, *tests: str) -> str:
-    """A file with a test of C4 for each of these elements."""
-    cases = [
-        f'<testcase classname="contracts.c4_parity.test_a" name="{i}">{one}</testcase>' for i, one in enumerate(tests)
+def report(folder: Path, name: str, *said: str) -> str:
+    """A file with a test of C4 for each of these: it holds if it says nothing."""
+    lines = [
+        {"test": f"contracts/c4_parity/test_a.py::{i}", "outcome": BROKEN if one else HOLDS, "said": one}
+        for i, one in enumerate(said)
     ]
-    (folder / f"{name}.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
-    return str(folder / f"{name}.xml")
+    (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return str(folder / f"{name}.jsonl")
 
 
 @pytest.mark.planted
 def test_what_is_wrong_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document, page = tmp_path / "releases.md", tmp_path / "page.md"
     document.write_text("a\n<!-- scorecard -->\nold\n<!-- end scorecard -->\nb\n")
-    files = [junit(tmp_path, "patched", "", ""), junit(tmp_path, "stock", ""), junit(tmp_path, "patched-0.1", "")]
+    files = [report(tmp_path, "patched", "", ""), report(tmp_path, "stock", ""), report(tmp_path, "patched-0.1", "")]
     write = ["--readme", str(document), "--page", str(page)]
     assert main([*files, *write]) == 0
     right = "**Nothing is wrong**: no test fails in patched, stock, patched-0.1 but those that are expected to."
@@ -146,10 +146,10 @@ def test_what_is_wrong_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture
         "| C4 parity | the tokens and log probabilities of plain decoding | 🟢 all 2 pass | ⚪ 1 of 2 pass; 1 n" in text
     )
     assert text.endswith("<!-- end scorecard -->\nb\n")
-    files[1] = junit(tmp_path, "stock", '<failure message="a &lt; b"/>')
+    files[1] = report(tmp_path, "stock", "a < b")
     assert main([*files, *write]) == 0
     assert capsys.readouterr().out == "**Something is wrong**: stock has 1 failed.\n"
-    assert "stock: 1 failed. a &lt; b</summary><pre>contracts.c4_parity.test_a::0</pre>" in page.read_text()
+    assert "stock: 1 failed. a &lt; b</summary><pre>contracts/c4_parity/test_a.py::0</pre>" in page.read_text()
     document.write_text("no markers")
     assert main([*files, *write]) == 1
 

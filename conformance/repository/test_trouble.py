@@ -120,11 +120,11 @@ def test_a_scorecard_shows_this_run_beside_the_older_ones(clone: Clone, tmp_path
     """What a stage or a model left is no run of the whole suite."""
     folder = clone.root / ".tox" / "scorecards"
     folder.mkdir(parents=True)
-    (folder / "stock.xml").touch()
-    stand_in_for_tox(clone, "cd .tox/scorecards\ntouch patched.xml stage.xml smollm2.xml\nexit 1\n")
+    (folder / "stock.jsonl").touch()
+    stand_in_for_tox(clone, "cd .tox/scorecards\ntouch patched.jsonl stage.jsonl smollm2.jsonl\nexit 1\n")
     done = clone.run("scorecard.sh", "patched", PYTHON=str(script(tmp_path / "python", 'echo "$@"\n')))
     assert done.returncode == 1
-    results = [f".tox/scorecards/{name}.xml" for name in ("patched", "stock")]
+    results = [f".tox/scorecards/{name}.jsonl" for name in ("patched", "stock")]
     assert f"-m conformance.scorecard {' '.join(results)} --page .tox/scorecards/README.md --readme" in done.stdout
 
 

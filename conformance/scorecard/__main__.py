@@ -1,6 +1,6 @@
 """Make a table by contract of runs of the suite: python -m conformance.scorecard FILE...
 
-A FILE is pytest's JUnit file of an environment of tox.ini, and has its name: .tox/scorecards/stock.xml. The page has
+A FILE is what --report wrote in an environment of tox.ini, and has its name: .tox/scorecards/stock.jsonl. The page has
 all files, and the tests that did not pass; the table of a document has the default release, patched and stock.
 """
 
@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from xml.etree import ElementTree
 
 from conformance.expectations.files import kind
+from conformance.judging.results import BROKEN, HOLDS, NOT_FINISHED, REFUSED, SKIPPED, Result, lines_of
+from conformance.judging.results import read as results_of
 
 CONTRACTS = {
     "C1 snapshot": "a restored cache is what it was",
@@ -33,7 +34,7 @@ CONTRACTS = {
 }
 REST = "everything else"
 ROWS = CONTRACTS | {REST: "cache kinds, architectures, commands, chat, server, upstream's tests, surface"}
-PASSED, FAILED, EXPECTED, SKIPPED, NEEDED = "passed", "failed", "expected to fail", "skipped", "needs the series"
+PASSED, FAILED, EXPECTED, NEEDED = "passed", "failed", "expected to fail", "needs the series"
 # What a cell says of tests that did not pass, in this order, and the light of the first of them.
 LIGHTS = {FAILED: "🔴", "wrong": "🟡", "refused": "🟡", EXPECTED: "🟡", SKIPPED: "⚪", NEEDED: "⚪"}
 MARKED = re.compile(r"(<!-- scorecard -->\n).*?(<!-- end scorecard -->)", re.DOTALL)
@@ -55,40 +56,33 @@ class Run:
 
 
 def read(path: Path) -> Run:
-    run = Run(path.stem)
-    worst: dict[str, tuple[str, str, str]] = {}
-    for case in ElementTree.parse(path).iter("testcase"):
-        test = f"{case.attrib['classname']}::{case.attrib['name']}"
-        about = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
-        run.on = about.get("on", run.on)
-        # A test that passed may fail at its end.
-        if worst.get(test, ("", "", ""))[1] != FAILED:
-            worst[test] = (row_of(test, about.get("contract", "")), *outcome(case))
-    for test, (row, said, reason) in worst.items():
-        run.rows[row][said] += 1
+    run = Run(path.stem, on=next((line["on"] for line in lines_of(path) if "on" in line), ""))
+    for test, one in results_of(path)[1].items():
+        said, reason = outcome(one)
+        run.rows[row_of(test, one)][said] += 1
         if said != PASSED:
             run.why.setdefault((said, reason), []).append(test)
     return run
 
 
-def row_of(test: str, mark: str) -> str:
-    """The row of the contract that a mark names, or else that of its folder."""
-    folder = re.search(r"contracts\.(c\d+)_", test)
-    contract = mark or (folder[1].upper() if folder else "")
+def row_of(test: str, one: Result) -> str:
+    """The row of the contract that a mark names, or else that of its folder or file."""
+    folder = re.search(r"contracts/(?:test_)?(c\d+)_", test)
+    contract = one.notes.get("contract") or one.asked.split(" ")[0] or (folder[1].upper() if folder else "")
     return next((row for row in CONTRACTS if row.split()[0] == contract), REST)
 
 
-def outcome(case: ElementTree.Element) -> tuple[str, str]:
+def outcome(one: Result) -> tuple[str, str]:
     """What became of a test, and the first line of the reason."""
-    for name in ("failure", "error"):
-        if (one := case.find(name)) is not None:
-            return FAILED, one.attrib.get("message", "").partition("\n")[0]
-    if (one := case.find("skipped")) is None:
-        return PASSED, ""
-    reason = one.attrib.get("message", "")
-    if one.attrib.get("type") == "pytest.xfail":
-        return {"no such API": NEEDED, "": EXPECTED}.get(kind(reason), kind(reason)), reason
-    return ("refused" if reason.startswith("refused") else SKIPPED), reason
+    if one.outcome == HOLDS:
+        # It may pass although it is expected to fail.
+        return (FAILED, one.said) if one.said else (PASSED, "")
+    if one.expected:
+        return {"no such API": NEEDED, "": EXPECTED}.get(kind(one.expected), kind(one.expected)), one.expected
+    if one.outcome in (BROKEN, NOT_FINISHED):
+        return FAILED, one.said
+    word = "" if one.outcome == SKIPPED else f"{one.outcome}: "
+    return (REFUSED if one.outcome == REFUSED else SKIPPED), word + one.said
 
 
 def cell(told: Counter[str], tests: int) -> str:
@@ -152,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not n:
                 raise ValueError(f"{args.readme} has no <!-- scorecard --> and <!-- end scorecard -->.")
             args.readme.write_text(text, "utf-8")
-    except (ValueError, OSError, ElementTree.ParseError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(verdict(runs))

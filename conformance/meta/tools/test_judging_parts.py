@@ -23,33 +23,43 @@ from conformance.judging import programs, ran, results, run
 from conformance.judging.difference import (
     BAD,
     BROKE,
+    CHANGED,
     GONE,
     MENDED,
     NOT_KEPT,
     OFFERED,
-    compared,
+    STOPPED,
     differences,
-    kind_of,
     red,
 )
-from conformance.judging.results import ABSENT, ASKED, BROKEN, HOLDS, NOT_SHOWN, PARTS, REFUSED, Result, Results
+from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_FINISHED, NOT_SHOWN, REFUSED, Result, Results
 from conformance.judging.run import Run
 from conformance.judging.screen import Judgement, markdown, screen
 from conformance.oracle import findings as ask
 from conformance.subjects.families import GENERATE, model_of
 
-TRIM, PARITY, PLAIN = (
-    f"conformance/contracts/{where}::{name}"
-    for where, name in (
-        ("c1_snapshot/test_through_adapter.py", "test_trim[KVCache]"),
-        ("c4_parity/test_through_adapter.py", "test_parity[llama-similar]"),
-        ("c4_parity/test_through_adapter.py", "test_plain[llama]"),
-    )
-)
+TRIM = "conformance/contracts/c1_snapshot/test_it.py::test_trim[KVCache]"
+PARITY = "conformance/contracts/c4_parity/test_it.py::test_parity[llama-similar]"
+PLAIN = "conformance/contracts/c4_parity/test_it.py::test_plain[llama]"
+ASKED = {TRIM: "C2 trim", PARITY: "C4 parity", PLAIN: "plain decoding"}
 
 
-def one(outcome: str, about: str = "KVCache", uses: str = "", **notes: str) -> Result:
-    return Result(outcome, "it said so", "caches = [KVCache()]\nfeed(1)", {"about": about, "uses": uses, **notes})
+def one(
+    test: str, outcome: str, about: str = "KVCache", uses: str = "", said: str = "it said so", **notes: Any
+) -> Result:
+    return Result(outcome, said, asked=ASKED[test], notes={"about": about, "uses": uses, **notes})
+
+
+def trim(outcome: str, **more: Any) -> Results:
+    return {TRIM: one(TRIM, outcome, **more)}
+
+
+def plain(outcome: str, uses: str = "llama, KVCache", **more: Any) -> Results:
+    return {PLAIN: one(PLAIN, outcome, "llama", uses, **more)}
+
+
+def kinds(base: Results, tree: Results) -> list[str]:
+    return [group.kind for group in differences(base, tree)]
 
 
 @pytest.mark.parametrize(
@@ -70,108 +80,104 @@ def one(outcome: str, about: str = "KVCache", uses: str = "", **notes: str) -> R
         (REFUSED, ABSENT, None),
         (BROKEN, ABSENT, None),
         (HOLDS, NOT_SHOWN, None),
+        (HOLDS, NOT_FINISHED, STOPPED),
     ],
 )
 def test_what_became_of_a_test(was: str, now: str, kind: str | None) -> None:
-    found = differences({TRIM: one(was)}, {TRIM: one(now)})
+    found = differences(trim(was), trim(now))
     assert [group.kind for group in found] == ([kind] if kind else [])
     assert red(found) == (kind in BAD)
 
 
 def test_a_promise_of_ours_that_never_held_is_told() -> None:
-    assert kind_of(ABSENT, BROKEN, promised=False) == NOT_KEPT
-    assert kind_of(HOLDS, BROKEN, promised=False) == BROKE
-    assert NOT_KEPT not in BAD
-
-
-def test_what_follows_from_a_fault_is_no_fault_of_its_own() -> None:
-    base = {TRIM: one(HOLDS), PARITY: one(HOLDS, "llama", "llama, KVCache")}
-    tree = {TRIM: one(BROKEN), PARITY: one(BROKEN, "llama", "llama, KVCache")}
-    (group,) = differences(base, tree)
-    assert (group.tests, group.follow) == ([TRIM], {"C4 parity": 1})
-    tree[PARITY] = one(BROKEN, "llama", "llama, RotatingKVCache")
-    assert len(differences(base, tree)) == 2
+    tree = trim(BROKEN)
+    tree[TRIM].promised = False
+    assert kinds({}, tree) == [NOT_KEPT]
+    assert kinds(trim(HOLDS), tree) == [BROKE]
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "kind", "said"),
     [
-        ({"steps": "5:aa 6:cc", "forwards": "3"}, "the log probabilities of 1 of 2 steps are other bits"),
-        ({"steps": "5:aa 7:cc", "forwards": "3"}, "another token than the base at step 1"),
-        ({"steps": "5:aa 6:bb", "forwards": "4"}, "4 forward passes instead of 3"),
-        ({"steps": "5:aa 6:bb", "forwards": "2"}, ""),
+        ({"a": "off by 0.2", "b": "lost"}, None, ""),
+        ({"a": "off by 0.1", "b": "lost", "c": "token 7"}, BROKE, "c: token 7"),
+        ({"a": "token 7", "b": "lost"}, BROKE, "a: token 7 (on the base: off by 0.1)"),
+        ({"b": "lost"}, MENDED, ""),
+        ({"b": "token 7"}, CHANGED, "b: token 7 (on the base: lost)"),
     ],
 )
-def test_plain_decoding_is_compared_with_the_base(now: dict[str, str], said: str) -> None:
-    tree = {PLAIN: Result(HOLDS, notes={"about": "llama", **now})}
-    compared({PLAIN: one(HOLDS, steps="5:aa 6:bb", forwards="3")}, tree)
-    assert tree[PLAIN].outcome == (BROKEN if said else HOLDS)
+def test_what_fails_on_both_is_compared_by_its_cases(now: dict[str, str], kind: str | None, said: str) -> None:
+    tree = trim(BROKEN, cases=now)
+    assert kinds(trim(BROKEN, cases={"a": "off by 0.1", "b": "lost"}), tree) == ([kind] if kind else [])
+    assert said in tree[TRIM].said
+
+
+def test_what_fails_on_both_in_another_way_broke() -> None:
+    assert kinds(trim(BROKEN, said="token 2"), trim(BROKEN, said="token 3")) == [BROKE]
+
+
+def test_what_follows_from_a_fault_is_no_fault_of_its_own() -> None:
+    (group,) = differences(trim(HOLDS) | plain(HOLDS), trim(BROKEN) | plain(BROKEN))
+    assert (group.tests, group.follow) == ([TRIM], {"plain decoding": 1})
+    assert kinds(trim(HOLDS) | plain(HOLDS), trim(BROKEN) | plain(BROKEN, "RotatingKVCache")) == [BROKE, BROKE]
+
+
+@pytest.mark.parametrize(
+    ("steps", "forwards", "said"),
+    [
+        ("5:aa 6:cc", 3, "the log probabilities of 1 of 2 steps are other bits"),
+        ("5:aa 7:cc", 3, "another token than the base at step 1"),
+        ("5:aa 6:bb", 4, "4 forward passes instead of 3"),
+        ("5:aa 6:bb", 2, ""),
+    ],
+)
+def test_plain_decoding_is_compared_with_the_base(steps: str, forwards: int, said: str) -> None:
+    base, tree = plain(HOLDS, steps="5:aa 6:bb", forwards=3), plain(HOLDS, steps=steps, forwards=forwards)
+    assert kinds(base, tree) == [BROKE] * bool(said)
     assert said in tree[PLAIN].said
 
 
-def judgement(base: Results, tree: Results, files: list[ran.File]) -> Judgement:
+def test_a_mend_explains_what_is_another_one_with_it() -> None:
+    """Plain decoding with a mended cache differs, and what was wrong before may be refused."""
+    base, tree = plain(HOLDS, steps="5:aa"), plain(HOLDS, steps="6:aa")
+    assert kinds(trim(BROKEN) | base, trim(HOLDS) | tree) == [CHANGED, MENDED]
+    assert kinds(trim(BROKEN) | base, trim(REFUSED) | plain(REFUSED)) == [CHANGED, MENDED]
+    assert kinds(trim(HOLDS) | base, trim(HOLDS) | tree) == [BROKE]
+
+
+def judgement(base: Results, tree: Results, *files: ran.File) -> Judgement:
     groups = differences(base, tree)
-    return Judgement(("a", "b"), base, tree, groups, files, ["python", "-m", "pytest"], ["judge.sh", "b"])
+    return Judgement(("a", "b"), base, tree, groups, list(files), ["python", "-m", "pytest"], ["judge.sh", "b"])
 
 
 def test_the_screen_and_the_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    tests = [f"{test}{n}" for test in (TRIM, PARITY, PLAIN) for n in range(30)]
-    base, tree = ({test: one(outcome, test[-9:]) for test in tests} for outcome in (HOLDS, BROKEN))
-    judged = judgement(base, tree, [ran.File("generate.py", 421, 380, ["mtp_generate_step"])])
+    base, tree = (
+        {f"{test}{n}": one(test, outcome, f"{test}{n}") for test in ASKED for n in range(30)}
+        for outcome in (HOLDS, BROKEN)
+    )
+    judged = judgement(base, tree, ran.File("generate.py", 421, 380, ["mtp_generate_step"]))
     first, second, *rest = screen(judged).splitlines()
     assert first == "Of 421 changed lines of generate.py 380 ran; `mtp_generate_step` of generate.py was never called."
-    assert second.startswith("BROKEN: C2 trim, plain decoding, C4 parity.")
+    assert second.startswith("BROKEN: C2 trim, C4 parity, plain decoding.")
     assert len(rest) < 38
-    assert rest[-1] == f"python -m pytest '{tests[0]}'"
-    assert all(test in markdown(judged) for test in tests)
-    tree[tests[0]].differs = True
+    assert rest[-1] == f"python -m pytest '{TRIM}0'"
+    assert all(test in markdown(judged) for test in tree)
+    tree[f"{TRIM}0"].differs = True
     assert screen(judged).endswith("judge.sh b --only caches")
     monkeypatch.chdir(ROOT / "docs")
-    assert judged.again(tests[1]) == f"python -m pytest '../{tests[1]}'"
-    assert "Nothing differs." in screen(judgement(base, base, []))
+    assert judged.again(f"{TRIM}1") == f"python -m pytest '../{TRIM}1'"
+    assert "Nothing differs." in screen(judgement(base, base))
+    assert "NO LONGER: C2 trim." in screen(judgement(trim(HOLDS), trim(REFUSED)))
+    assert "NOT FINISHED: 1 tests" in screen(judgement(trim(HOLDS), trim(NOT_FINISHED)))
 
 
-def test_what_pytest_wrote(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\nfrom conformance.oracle import findings as ask\n"
-        "def test_holds(record_property): record_property('about', 'it')\n"
-        "def test_broken(): ask.broken('token 7 is lost', 'print(7)')\n"
-        "def test_raises(): raise KeyError('no')\n"
-        "def test_refused(): ask.refused(ValueError('no'))\n"
-        "def test_not_offered(): ask.not_offered('no')\n"
-        "def test_not_shown(): ask.not_shown('no')\n"
-        "@pytest.mark.xfail(reason='Refused: it says so')\ndef test_expected(): assert False\n"
-        "@pytest.mark.xfail(strict=True)\ndef test_mended(): pass\n"
-        "@pytest.fixture\ndef wrong(): ask.broken('no start')\n"
-        "def test_start(wrong): pass\n"
-    )
-    file = tmp_path / "out.xml"
-    command = [sys.executable, "-m", "pytest", "test_it.py", "-p", "no:cacheprovider", f"--junit-xml={file}"]
-    env = {"PYTHONPATH": str(ROOT)}
-    subprocess.run([*command, "-o", "junit_family=xunit1"], cwd=tmp_path, env=env, capture_output=True)
-    found = {test.partition("::test_")[2]: result for test, result in results.read(file).items()}
-    outcomes = {name: (result.outcome, result.said, result.lines) for name, result in found.items()}
-    assert outcomes == {
-        "holds": (HOLDS, "", ""),
-        "broken": (BROKEN, "token 7 is lost", "print(7)"),
-        "raises": (BROKEN, "KeyError: 'no'", ""),
-        "refused": (REFUSED, "ValueError: no", ""),
-        "not_offered": (ABSENT, "no", ""),
-        "not_shown": (NOT_SHOWN, "no", ""),
-        "expected": (REFUSED, "Refused: it says so", ""),
-        "mended": (HOLDS, "", ""),
-        "start": (BROKEN, "no start", ""),
-    }
-    assert found["holds"].notes == {"about": "it"}
-
-
-def test_each_test_that_is_asked_has_a_contract() -> None:
-    made = set()
-    for part in PARTS:
-        for name in re.findall(r"^def (test_\w+)", (ROOT / results.file_of(part)).read_text(), re.MULTILINE):
-            made.add(results.function(f"{results.file_of(part)}::{name}[x]"))
-    assert made == set(ASKED)
+def test_each_file_that_is_asked_is_of_a_part() -> None:
+    files = [ROOT / file for part in results.PARTS for file in results.asked_files(part)]
+    rooms = (path for path in (ROOT / "conformance").iterdir() if path.name not in ("meta", "repository"))
+    tests = (path for room in rooms for path in room.rglob("test_*.py"))
+    assert {path for path in tests if "mark.asked(" in path.read_text("utf-8")} - set(files) == set()
+    assert len(set(files)) == len(files) >= 6
 
 
 def fine() -> None:
@@ -210,34 +216,29 @@ def test_the_lines_of_a_program_run_without_the_suite(tmp_path: Path) -> None:
     assert "trim returns 2" in done.stdout
 
 
+def covered(executed: list[int], missing: list[int], **functions: Any) -> dict[str, Any]:
+    return {"executed_lines": executed, "missing_lines": missing, "functions": functions}
+
+
 def test_what_of_a_tree_ran(tmp_path: Path) -> None:
-    """Lines without code do not count. Of a file that was never imported nothing ran."""
+    """Lines without code do not count. Of a file that was never imported nothing ran. Loops are named first."""
     old, new = tmp_path / "old", tmp_path / "new"
     for folder, text in (
         (old, "def f():\n    return 1\n"),
-        (new, 'def f():\n    """Say it."""\n    return 2\n\n\ndef g():\n    pass\n'),
+        (new, 'def f():\n    """Say it."""\n    return 2\n\n\ndef g():\n    pass\n\n\ndef h():\n    yield 1\n'),
     ):
         folder.mkdir()
         (folder / "a.py").write_text(text)
     (new / "b.py").write_text("class C:\n    def __call__(self):\n        pass\n\n    def _i(self):\n        pass\n")
-
-    def covered(executed: list[int], missing: list[int], **functions: Any) -> dict[str, Any]:
-        return {"executed_lines": executed, "missing_lines": missing, "functions": functions}
-
+    never = {name: covered([], [n]) for name, n in (("", 1), ("C.__call__", 3), ("C.__call__.inner", 3), ("C._i", 6))}
     about = {
-        "a.py": covered([1, 3, 6], [7], f=covered([3], []), g=covered([], [7])),
-        "b.py": covered(
-            [],
-            [1, 2, 3, 5, 6],
-            **{
-                name: covered([], [n]) for name, n in (("", 1), ("C.__call__", 3), ("C.__call__.inner", 3), ("C._i", 6))
-            },
-        ),
+        "a.py": covered([1, 3, 6], [7, 11], f=covered([3], []), g=covered([], [7]), h=covered([], [11])),
+        "b.py": covered([], [1, 2, 3, 5, 6], **never),
     }
     found = ran.looked_at(old, new, about)
-    assert found == [ran.File("a.py", 3, 2, ["g"]), ran.File("b.py", 5, 0, ["C.__call__"])]
-    said = "`g` of a.py, `C.__call__` of b.py were never called."
-    assert ran.sentence(found) == f"Of 8 changed lines of 2 files 2 ran; {said}"
+    assert found == [ran.File("a.py", 4, 2, ["h", "g"]), ran.File("b.py", 5, 0, ["C.__call__"])]
+    said = "`h` of a.py, `C.__call__` of b.py, `g` of a.py were never called."
+    assert ran.sentence(found) == f"Of 9 changed lines of 2 files 2 ran; {said}"
     assert ran.changed_files(new, new) == []
 
 
@@ -247,7 +248,7 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
         (HOLDS, [4], 0, "each changed public function was called.\nNothing differs."),
         (BROKEN, [4], 1, "BROKEN: C2 trim."),
         (HOLDS, [], 2, "`mtp_step` of generate.py was never called."),
-        (BROKEN, [], 1, "`mtp_step` of generate.py was never called.\nBROKEN: C2 trim."),
+        (NOT_FINISHED, [4], 2, "NOT FINISHED: 1 tests"),
     ],
 )
 def test_how_a_judgement_ends(
@@ -259,19 +260,18 @@ def test_how_a_judgement_ends(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def at(name: str) -> SimpleNamespace:
-        return SimpleNamespace(python=tmp_path / "python", folder=tmp_path / name, package=tmp_path / name / "mlx_lm")
+    def at(name: str) -> Any:
+        folder = tmp_path / name
+        return SimpleNamespace(name=name, python=tmp_path / "python", folder=folder, package=folder / "mlx_lm")
 
     for name, text in (("base", ""), ("mine", "import mlx\n\ndef mtp_step():\n    yield 1\n")):
         at(name).package.mkdir(parents=True)
         (at(name).package / "generate.py").write_text(text)
     lines = {"executed_lines": executed, "missing_lines": [n for n in [4] if n not in executed]}
-    monkeypatch.setattr(judge, "environment", at)
-    monkeypatch.setattr(judge, "base_of", lambda _: "base")
-    monkeypatch.setattr(judge, "alone", nullcontext)
-    monkeypatch.setattr(judge, "JUDGED", tmp_path)
-    monkeypatch.setattr(Run, "ask_once", lambda *_: {TRIM: one(HOLDS)})
-    monkeypatch.setattr(Run, "ask", lambda *_, **__: {TRIM: one(outcome)})
+    monkeypatch.setattr(judge, "environment", lambda name: nullcontext(at(name)))
+    monkeypatch.setattr(judge, "base_of", lambda *_: "base")
+    monkeypatch.setattr(Run, "ask_once", lambda *_: trim(HOLDS))
+    monkeypatch.setattr(Run, "ask", lambda *_, **__: trim(outcome))
     monkeypatch.setattr(Run, "covered", lambda *_: {"generate.py": {**lines, "functions": {"mtp_step": lines}}})
     monkeypatch.setattr(sys, "argv", ["judge.py", "mine"])
     assert judge.main() == code
@@ -280,60 +280,106 @@ def test_how_a_judgement_ends(
     assert len(printed.splitlines()) <= 40
 
 
+# A stand-in for the Python of a tree: its pytest reports that one test holds, then does what the tree does.
+PYTEST = """#!{python}
+import json, os, sys, time
+from pathlib import Path
+(report,) = [a.partition("=")[2] for a in sys.argv if a.startswith("--report=")]
+left = [n for n in "abc" if f"--deselect={{n}}" not in sys.argv]
+with open(report, "w", buffering=1) as file:
+    print(json.dumps(dict(collected=dict.fromkeys(left, "C2 trim"))), file=file)
+    for n in left:
+        if n == "b":
+            {fault}
+        print(json.dumps(dict(test=n, outcome="holds", asked="C2 trim")), file=file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("time.sleep(99)", (NOT_FINISHED, "it took more than 1 s and was stopped")),
+        ("os.kill(os.getpid(), 11)", (BROKEN, "the process ends with -11 in this test")),
+    ],
+)
+def test_what_hangs_or_dies_is_told_and_the_rest_is_asked(fault: str, said: tuple[str, str], tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(PYTEST.format(python=sys.executable, fault=fault))
+    python.chmod(0o755)
+    told: list[int] = []
+    asked = Run(python, tmp_path / "run", tmp_path, limit=1, say=lambda part, results, n: told.append(len(results)))
+    found = asked.ask(["caches"])
+    assert {test: (one.outcome, one.said) for test, one in found.items()} == {
+        "a": (HOLDS, ""),
+        "b": said,
+        "c": (HOLDS, ""),
+    }
+    assert max(told) == 3
+
+
+def test_a_tree_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'E   ImportError: no name tune'\nexit 4\n")
+    python.chmod(0o755)
+    with pytest.raises(run.NotAsked, match=r"^ImportError: no name tune$"):
+        Run(python, tmp_path / "run", tmp_path).ask(["caches"])
+
+
 def test_the_results_of_a_base_are_kept_until_something_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, suite, times = tmp_path / "mlx_lm", tmp_path / "conformance", list[str]()
-    asked = Run(Path(sys.executable), tmp_path / "kept", package)
+    (tmp_path / "run").mkdir()
+    asked = Run(Path(sys.executable), tmp_path / "run", package)
 
-    def ask_it(self: Run, part: str, *_: Any) -> Results:
-        times.append(part)
-        (tmp_path / "kept" / f"{part}.xml").write_text(
-            "<a><testcase name='test' classname='test_through_adapter'/></a>"
-        )
-        return {}
+    def ask_it(self: Run, parts: list[str]) -> Results:
+        times.extend(parts)
+        return trim(HOLDS)
 
-    monkeypatch.setattr(Run, "_ask", ask_it)
+    monkeypatch.setattr(Run, "ask", ask_it)
     monkeypatch.setattr(run, "ROOT", tmp_path)
     for _ in range(2):
-        asked.ask_once(["caches"])
+        assert asked.ask_once(["caches"], tmp_path / "kept") == trim(HOLDS)
     assert times == ["caches"]
-    assert set(asked.ask_once(["caches", "server"])) == {"test_through_adapter.py::test"}
+    asked.ask_once(["caches", "server"], tmp_path / "kept")
+    assert times == ["caches", "server"]
     for changed in (package / "a.py", suite / "0.32.2-stock.txt", suite / "models.json"):
         changed.parent.mkdir(exist_ok=True)
         changed.write_text("2")
         times.clear()
-        asked.ask_once(["caches"])
+        asked.ask_once(["caches"], tmp_path / "kept")
         assert times == ["caches"], changed
 
 
-def test_what_an_interrupted_run_covered_is_forgotten(tmp_path: Path) -> None:
-    left = tmp_path / "coverage" / "data.1"
-    left.parent.mkdir()
-    left.write_text("what ran then")
-    Run(Path(sys.executable), tmp_path, tmp_path / "mlx_lm").ask([], coverage=True)
-    assert not left.exists()
+def git(where: Path, *args: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *args], cwd=where, check=True)
+
+
+def commit(where: Path, name: str) -> str:
+    (where / name).write_text(name)
+    git(where, "add", "-A")
+    git(where, "commit", "--quiet", "--message", name)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=where, capture_output=True, text=True)
+    return f"{head.stdout[:12]}"
 
 
 def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
-    def git(*args: str) -> None:
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *args], cwd=tmp_path, check=True)
-
-    def commit(name: str) -> str:
-        (tmp_path / name).write_text(name)
-        git("add", "-A")
-        git("commit", "--quiet", "--message", name)
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True)
-        return f"{tmp_path}@{head.stdout[:12]}"
-
-    git("init", "--quiet", "--initial-branch", "main")
-    commit("released")
-    git("tag", "v0.33.0")
-    start = commit("later")
-    git("checkout", "--quiet", "-b", "mine")
-    commit("change")
-    assert base_of(f"{tmp_path}@mine") == base_of(str(tmp_path)) == start
-    assert base_of(f"{tmp_path}@main") == f"{tmp_path}@v0.33.0"
+    """The newest such commit: a fork's own main may be old."""
+    upstream, fork = tmp_path / "upstream", tmp_path / "fork"
+    upstream.mkdir()
+    git(upstream, "init", "--quiet", "--initial-branch", "main")
+    commit(upstream, "released")
+    git(upstream, "tag", "v0.33.0")
+    git(tmp_path, "clone", "--quiet", str(upstream), "fork")
+    start = commit(upstream, "later")
+    git(fork, "fetch", "--quiet", "origin")
+    git(fork, "checkout", "--quiet", "-b", "mine", "origin/main")
+    commit(fork, "change")
+    assert base_of(f"{fork}@mine") == f"{fork}@{start}"
+    assert base_of(str(fork)) == f"{fork}@{start}"
+    assert base_of(f"{upstream}@main") == f"{upstream}@v0.33.0"
+    git(fork, "remote", "remove", "origin")
+    assert base_of(f"{fork}@mine", upstream) == f"{fork}@{start}"
 
 
 PAGE = (ROOT / "docs" / "releases.md").read_text()
