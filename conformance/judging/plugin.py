@@ -97,7 +97,7 @@ class Reports:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
-        if call.excinfo is not None and (cases := getattr(call.excinfo.value, "cases", None)) is not None:
+        if call.excinfo is not None and (cases := getattr(call.excinfo.value, "cases", None)):
             report.user_properties.append(("cases", cases))
         return report
 

@@ -221,7 +221,9 @@ def check(kind: Kind, adapter: Adapters, programs: Iterable[Program]) -> None:
             failed.append((run.played, f"it raises {first_line(error)}"))
     if failed:
         played, seen = failed[0]
-        broken(f"{seen}, in {len(failed)} of {len(failed) + shown} programs", lines(kind, played, adapter, seen))
+        said = f"{seen}, in {len(failed)} of {len(failed) + shown} programs"
+        cases = {", ".join(f"{name} {n}" if n else name for name, n in ops): why for ops, why in failed}
+        broken(said, lines(kind, played, adapter, seen), cases)
     if not shown:
         not_shown("it refuses every program")
 

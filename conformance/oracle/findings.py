@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 import pytest
@@ -26,9 +26,15 @@ def refused(error: BaseException) -> NoReturn:
     pytest.skip(f"refused: {first_line(error)}")
 
 
-def broken(seen: str, lines: str = "") -> NoReturn:
-    """What is seen and what should be, and the lines that show it."""
-    pytest.fail(f"{seen}\n\n{lines}" if lines else seen, pytrace=False)
+def broken(seen: str, lines: str = "", cases: Mapping[str, str] | None = None) -> NoReturn:
+    """What is seen and what should be, and the lines that show it.
+
+    Args:
+        cases: Of a test that asks many, what it says of each that fails. The judge compares those of two trees.
+    """
+    error = pytest.fail.Exception(f"{seen}\n\n{lines}" if lines else seen, pytrace=False)
+    vars(error)["cases"] = dict(cases or {})
+    raise error
 
 
 def first_line(error: BaseException) -> str:
@@ -41,7 +47,7 @@ def each(cases: Iterable[tuple[str, Callable[[], None]]]) -> None:
 
     If none holds, the test is skipped with the first reason.
     """
-    held, wrong, skipped = False, list[str](), list[str]()
+    held, wrong, skipped = False, dict[str, str](), list[str]()
     for about, ask in cases:
         try:
             ask()
@@ -49,11 +55,11 @@ def each(cases: Iterable[tuple[str, Callable[[], None]]]) -> None:
         except pytest.skip.Exception as error:
             skipped.append(str(error.msg))
             if not skipped[-1].startswith("not shown"):
-                wrong.append(f"{about}: {skipped[-1]}")
+                wrong[about] = skipped[-1]
         except pytest.fail.Exception as error:
-            wrong.append(f"{about}: {error.msg}")
+            wrong[about] = str(error.msg)
             held = True
     if wrong and held:
-        pytest.fail("\n\n".join(wrong), pytrace=False)
+        broken("\n\n".join(f"{about}: {said}" for about, said in wrong.items()), cases=wrong)
     if not held:
         pytest.skip(skipped[0])

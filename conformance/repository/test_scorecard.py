@@ -41,7 +41,7 @@ from conformance.oracle import findings as ask
 def test_marked(record_property):
     record_property("about", "it")
 @pytest.mark.asked("C1 snapshot", promised=False)
-def test_asked(): ask.broken("token 7 is lost", "print(7)")
+def test_asked(): ask.broken("token 7 is lost", "print(7)", {"a case": "lost"})
 def test_raises(): raise KeyError("no")
 def test_asserts(): assert 1 == 2, "it is wrong\\nand more"
 def test_refused(): ask.refused(ValueError("no"))
@@ -97,6 +97,7 @@ def test_each_outcome_is_told(pytester: pytest.Pytester, monkeypatch: pytest.Mon
     told = {test.partition("::test_")[2]: one for test, one in results.read(pytester.path / "stock.jsonl")[1].items()}
     assert {test: (one.outcome, one.said, one.lines) for test, one in told.items() if test} == TOLD
     assert (told["marked"].about, told["asked"].asked, told["asked"].promised) == ("it", "C1 snapshot", False)
+    assert told["asked"].cases == {"a case": "lost"}
     assert told["expected"].expected == "Wrong: small numbers."
     run = read(pytester.path / "stock.jsonl")
     c4 = {FAILED: 5, "wrong": 1, REFUSED: 1, SKIPPED: 3}

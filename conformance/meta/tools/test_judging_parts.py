@@ -191,8 +191,9 @@ def test_cases_that_differ_in_a_length_only() -> None:
         ask.each([("1", fine), ("2", lambda: ask.refused(ValueError("no")))])
     with pytest.raises(pytest.skip.Exception, match="refused: ValueError: no"):
         ask.each([("2", lambda: ask.refused(ValueError("no")))])
-    with pytest.raises(pytest.fail.Exception, match="2: token 7 is lost"):
+    with pytest.raises(pytest.fail.Exception, match="2: token 7 is lost") as error:
         ask.each([("1", fine), ("2", lambda: ask.broken("token 7 is lost"))])
+    assert vars(error.value)["cases"] == {"2": "token 7 is lost"}
 
 
 def test_the_lines_of_a_program_run_without_the_suite(tmp_path: Path) -> None:
