@@ -1,8 +1,7 @@
-"""Run the commands of mlx-lm with recorders in place of the functions that their options reach.
+"""Run a command of mlx-lm as a user does, up to what generates tokens, and record what arrives there.
 
-``main()`` is real, and so is all code between it and what generates tokens: ``stream_generate`` and the
-``BatchGenerator``, which take the options of drafting as one value. Both are recorders that keep their arguments. The
-first answers with one token, the second fails.
+``main()`` is real, and so is all code up to ``stream_generate`` and the ``BatchGenerator``. The first answers with one
+token, the second fails. What they are called with is noted, and so are the calls of a few functions on the way.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
-from dataclasses import replace
-from email.message import Message
 from functools import cache, partial
 from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
@@ -27,23 +24,20 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
-from urllib.response import addinfourl
 
 import mlx.core as mx
 import numpy as np
+import pytest
 import requests
 from mlx_lm.draft import DraftOptions, DraftStats, NgramModTable
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load
 
 from conformance import FIXTURE
 
-COMMANDS = ("generate", "chat", "benchmark", "server")
+COMMANDS = ("generate", "chat", "server", "benchmark")
 Body = dict[str, Any]
 QUESTION = "Repeat this."
-# The options that a strategy is made of.
-MAKING = ("draft_type", "ngram_size", "ngram_mod_table", "draft_reference")
 
 
 def module_of(command: str) -> ModuleType:
@@ -55,27 +49,19 @@ class _Parsing(Exception):
     pass
 
 
-def parser_of(command: str) -> argparse.ArgumentParser:
-    """The argument parser of a command."""
+def options_of(command: str) -> dict[str, argparse.Action]:
+    """The options of a command, by their long names."""
 
     def parse_args(parser: argparse.ArgumentParser, *_: Any) -> None:
         raise _Parsing(parser)
 
-    with patch.object(argparse.ArgumentParser, "parse_args", parse_args):
-        try:
-            module_of(command).main()
-        except _Parsing as parsing:
-            parser: argparse.ArgumentParser = parsing.args[0]
-            return parser
-    raise AssertionError(f"mlx_lm.{command} parses nothing")
+    with patch.object(argparse.ArgumentParser, "parse_args", parse_args), pytest.raises(_Parsing) as parsing:
+        module_of(command).main()
+    return by_name(parsing.value.args[0])
 
 
-class Made(list[Any]):
-    """The result of a recorder: a list, with the arguments of the call as attributes."""
-
-    def __init__(self, items: Sequence[Any] = (), **arguments: Any) -> None:
-        super().__init__(items)
-        self.__dict__.update(arguments)
+def by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    return {max(action.option_strings, key=len): action for action in parser._actions if action.dest != "help"}
 
 
 class Group(SimpleNamespace):
@@ -88,16 +74,8 @@ class Group(SimpleNamespace):
         return 0
 
 
-def asked(draft: Any) -> DraftOptions:
-    """The options of drafting, with those that its strategy was made of."""
-    made = getattr(getattr(draft, "draft_strategy", None), "made_of", None)
-    if made is not None:
-        draft = replace(draft, draft_strategy=None, **{name: getattr(made, name) for name in MAKING})
-    return draft or DraftOptions()
-
-
 @cache
-def fixture() -> tuple[Any, ...]:
+def _fixture() -> tuple[Any, ...]:
     """The model, the tokenizer and the configuration. Callers must not change them."""
     return tuple(load(str(FIXTURE), return_config=True))
 
@@ -110,43 +88,46 @@ class Record:
         self.printed = ""
         self._ranks, self._bodies, self._template = ranks, bodies, template
 
-    def note(self, name: str, **arguments: Any) -> None:
+    def note(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         self.calls.setdefault(name, []).append(arguments)
+        return arguments
 
-    def at(self, where: str) -> Any:
-        """The value at a path of names in the last call, or None if there is none."""
-        name, *path = where.split(".")
-        found: Any = self.calls[name][-1] if name in self.calls else {}
-        for part in path:
+    def at(self, place: str) -> Any:
+        """The value at a path of names in the last call of a function, or None. ``A ~ B`` is whether B is in A."""
+        place, _, part = place.partition(" ~ ")
+        name, *path = place.split(".")
+        found = PLACES[name](self) if name in PLACES else self.calls.get(name, [{}])[-1]
+        for step in path:
             # An mlx module is a dict that also has attributes.
-            inside = isinstance(found, dict) and part in found
-            found = found[part] if inside else getattr(found, part, None)
-        return found
+            inside = isinstance(found, dict) and step in found
+            found = found[step] if inside else getattr(found, step, None)
+        return part in found if part else found
 
-    def recorder(self, name: str, real: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    def stub(self, name: str, real: Callable[..., Any], answer: Callable[..., Any] | None) -> Callable[..., Any]:
+        """A function that notes how it is called. Its result is that of another function, or of the real one."""
         signature = inspect.signature(real)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             arguments = dict(signature.bind(*args, **kwargs).arguments)
-            arguments |= arguments.pop("kwargs", {})
-            self.note(name, **arguments)
-            return answer(**arguments)
+            noted = self.note(name, **arguments | arguments.pop("kwargs", {}))
+            result = answer(**noted) if answer else real(*args, **kwargs)
+            noted["result"] = result
+            return result
 
         return call
 
     def load(self, path_or_hf_repo: str = "", repo: str = "", return_config: bool = False, **_: Any) -> Any:
-        model, tokenizer, config = copy(fixture()[0]), *deepcopy(fixture()[1:])
+        model, tokenizer, config = copy(_fixture()[0]), *deepcopy(_fixture()[1:])
         model.loaded_from = path_or_hf_repo or repo
-        model.embed_inputs = lambda tokens, pixel_values: mx.array(np.concatenate(pixel_values))
+        model.embed_inputs = lambda tokens, pixel_values: np.concatenate(pixel_values).tolist()
         if not self._template:
             tokenizer.chat_template, tokenizer.default_chat_template = None, "default"
             tokenizer.has_chat_template = False
         self.note("tokenizer", it=tokenizer)
         return (model, tokenizer, config) if return_config else (model, tokenizer)
 
-    def step(self, *, draft: Any = None, **arguments: Any) -> Iterator[Any]:
-        draft = asked(draft)
-        self.note("step", draft=draft, **arguments)
+    def step(self, draft: Any = None, **arguments: Any) -> Iterator[Any]:
+        self.note("step", draft=draft or DraftOptions(), **arguments)
         response = module_of("generate").GenerationResponse
         return iter([response("x", 92, mx.zeros(1024), bool(draft), 1, 1.0, 1, 1.0, 1.0, "length", DraftStats())])
 
@@ -154,71 +135,72 @@ class Record:
         self.note("batch", **options)
 
         def insert(*prompts: Any, planners: Any, samplers: Any = (None,), **arguments: Any) -> None:
-            most = arguments.get("max_tokens", [None])[0]
+            own = {"max_tokens": arguments.get("max_tokens", [None])[0], "sampler": samplers[0]}
             for planner in planners:
-                draft = getattr(planner, "asked", DraftOptions())
-                self.note("step", model=model, sampler=samplers[0], draft=draft, **options | {"max_tokens": most})
+                self.step(planner and planner.asked, model=model, **options | own)
             raise RuntimeError("recorded")
 
         return SimpleNamespace(insert=insert, insert_segments=insert, close=lambda: None)
 
-    def answers(self) -> dict[str, Callable[..., Any]]:
-        """The functions that make the results of the recorders, by the name of the recorded function."""
-        cached = {"model": "m", "tokenizer_config": "{}"}
+    def serve(self, host: str, port: int, generator: Any) -> None:
+        """Send the requests to the handler of the server."""
+        self.note("http", host=host, port=port)
+        handler = partial(module_of("server").APIHandler, generator)
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+            # It looks this often whether it has to end.
+            threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
+            url = f"http://127.0.0.1:{httpd.server_port}/v1/chat/completions"
+            for body in self._bodies:
+                body = {"messages": [{"role": "user", "content": QUESTION}]} | body
+                answer = requests.post(url, json=body, headers={"Origin": "here"}, timeout=60)
+                self.note("answer", origin=answer.headers["Access-Control-Allow-Origin"])
+            httpd.shutdown()
+        generator.stop_and_join()
+
+    def in_module(self, module: ModuleType) -> Iterator[Any]:
+        """Patches of the names that a module imported."""
         numbers = SimpleNamespace(prompt_tps=1.0, generation_tps=1.0, peak_memory=1.0)
-        return {
+        cached = {"model": "m", "tokenizer_config": "{}"}
+        answers: dict[str, Callable[..., Any] | None] = {
             "load": self.load,
             "sharded_load": self.load,
             "make_sampler": lambda **arguments: SimpleNamespace(**arguments),
-            "make_prompt_cache": lambda model, **arguments: Made(make_prompt_cache(model), **arguments),
-            "load_prompt_cache": lambda file_name, **_: (Made([KVCache()], file_name=file_name), cached),
+            "make_prompt_cache": None,
+            "load_prompt_cache": lambda file_name, **_: (f"read from {file_name}", cached),
             "load_processor": lambda **_: lambda _, images: ("image", images),
-            "make_opener": lambda **_: SimpleNamespace(open=lambda *_, **__: addinfourl(io.BytesIO(), Message(), "")),
+            "make_opener": None,
+            "mark_drafted": None,
+            "LRUPromptCache": None,
             "batch_generate": lambda **_: SimpleNamespace(stats=numbers),
-            "mark_drafted": lambda text, from_draft: text,
-            "stream_generate": self.step,
         }
-
-    def patches(self, module: ModuleType) -> Iterator[Any]:
-        """Patches that put recorders under the names that a module imported."""
-        for name, answer in self.answers().items():
+        for name in answers.keys() & vars(module).keys():
+            yield patch.object(module, name, self.stub(name, getattr(module, name), answers[name]))
+        for name, fake in {"stream_generate": self.stream, "BatchGenerator": self.batch}.items():
             if hasattr(module, name):
-                yield patch.object(module, name, self.recorder(name, getattr(module, name), answer))
-        if hasattr(module, "BatchGenerator"):
-            yield patch.object(module, "BatchGenerator", self.batch)
+                yield patch.object(module, name, fake)
+
+    def stream(self, model: Any, tokenizer: Any, prompt: Any, **arguments: Any) -> Iterator[Any]:
+        return self.step(model=model, prompt=prompt, **arguments)
 
     def everywhere(self) -> Iterator[Any]:
         """The patches that all commands need."""
-        template, strategy = TokenizerWrapper.apply_chat_template, DraftOptions.with_strategy
-        planner, queries = DraftOptions.make_planner, iter([QUESTION, "q"])
-
-        def apply_chat_template(tokenizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self.note("template", **kwargs)
-            return template(tokenizer, *args, **kwargs)
-
-        def with_strategy(options: DraftOptions, *args: Any, **changes: Any) -> DraftOptions:
-            made: Any = strategy(options, *args, **changes)
-            given = {name: value for name, value in changes.items() if name != "vocab_size"}
-            made.draft_strategy.made_of = replace(options, **given)
-            return made
-
-        def make_planner(options: DraftOptions, *args: Any) -> Any:
-            made: Any = planner(options, *args)
-            made.asked = asked(options)
-            return made
+        queries = iter([QUESTION, "q"])
 
         def open_image(path: str) -> Any:
-            pixels = np.frombuffer(Path(path).read_bytes(), np.uint8)
-            return SimpleNamespace(convert=lambda _: pixels)
+            return SimpleNamespace(convert=lambda _: np.frombuffer(Path(path).read_bytes(), np.uint8))
 
-        yield patch.object(DraftOptions, "with_strategy", with_strategy)
-        yield patch.object(DraftOptions, "make_planner", make_planner)
-        yield patch.object(NgramModTable, "save", lambda _, path: self.note("save", path=path))
-        yield patch.object(TokenizerWrapper, "apply_chat_template", apply_chat_template)
+        for of, name, answer in (
+            # The strategy is made of the options, which are the record.
+            (DraftOptions, "with_strategy", lambda self, **_: self),
+            (DraftOptions, "make_planner", lambda self, **_: SimpleNamespace(asked=self, stats=None)),
+            (NgramModTable, "save", lambda **_: None),
+            (TokenizerWrapper, "apply_chat_template", None),
+        ):
+            yield patch.object(of, name, self.stub(name, getattr(of, name), answer))
         # Where it is installed, other packages need the rest of it.
-        image = importlib.import_module("PIL.Image") if find_spec("PIL") else SimpleNamespace()
-        yield patch.object(image, "open", open_image, create=True)
-        yield patch.dict(sys.modules, {} if find_spec("PIL") else {"PIL": SimpleNamespace(Image=image)})
+        pillow = SimpleNamespace(Image=SimpleNamespace(open=None))
+        yield patch.dict(sys.modules, {} if find_spec("PIL") else {"PIL": pillow})
+        yield patch("PIL.Image.open", open_image)
         yield patch("builtins.input", lambda *_: next(queries))
         yield patch.object(mx.random, "seed", lambda seed: self.note("seed", seed=seed))
         # The server waits until its clients are told.
@@ -226,64 +208,64 @@ class Record:
         if self._ranks > 1:
             yield patch.object(mx.distributed, "init", lambda: Group(n=self._ranks))
 
-    def of_server(self) -> Iterator[Any]:
+    def in_server(self) -> Iterator[Any]:
         server = module_of("server")
-        caches = server.LRUPromptCache
-
-        def make_caches(*args: Any, **kwargs: Any) -> Any:
-            made = caches(*args, **kwargs)
-            self.note("prompt_cache", it=made)
-            return made
-
-        def serve(host: str, port: int, generator: Any) -> None:
-            self.note("http", host=host, port=port)
-            try:
-                with ThreadingHTTPServer(("127.0.0.1", 0), partial(server.APIHandler, generator)) as httpd:
-                    # It looks this often whether it has to end.
-                    threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
-                    for body in self._bodies:
-                        body = {"messages": [{"role": "user", "content": QUESTION}]} | body
-                        url = f"http://127.0.0.1:{httpd.server_port}/v1/chat/completions"
-                        answer = requests.post(url, json=body, headers={"Origin": "here"}, timeout=60)
-                        self.note(
-                            "answer", status=answer.status_code, origin=answer.headers["Access-Control-Allow-Origin"]
-                        )
-                    httpd.shutdown()
-            finally:
-                generator.stop_and_join()
-
-        yield patch.object(server, "LRUPromptCache", make_caches)
-        yield patch.object(server, "_run_http_server", serve)
+        yield patch.object(server, "_run_http_server", self.serve)
         yield patch.object(server.APIHandler, "log_message", lambda *_: None)
         yield patch.object(server.logging, "basicConfig", lambda **kwargs: self.note("log", **kwargs))
         yield patch.object(server.signal, "signal")
 
-
-@contextlib.contextmanager
-def recording(record: Record, command: str) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
+    @contextlib.contextmanager
+    def of(self, command: str) -> Iterator[None]:
+        """Record while a command runs."""
+        patches = [*self.everywhere(), *(self.in_server() if command == "server" else ())]
         for module in {module_of("generate"), module_of(command)}:
-            for change in record.patches(module):
+            patches += self.in_module(module)
+        with contextlib.ExitStack() as stack:
+            for change in patches:
                 stack.enter_context(change)
-        for change in [*record.everywhere(), *(record.of_server() if command == "server" else ())]:
-            stack.enter_context(change)
-        stack.enter_context(warnings.catch_warnings(action="ignore"))
-        yield
+            stack.enter_context(warnings.catch_warnings(action="ignore"))
+            yield
 
 
-def run_batch(**given: Any) -> Record:
-    """Call batch_generate for two prompts with these arguments, and record the options of each."""
-    record, batch_generate = Record(), module_of("generate").batch_generate
-    with recording(record, "generate"), contextlib.suppress(RuntimeError):
-        batch_generate(*record.load("m"), [[92, 5], [92, 6]], **given)
-    return record
+def _reference(record: Record) -> Any:
+    found = record.at("step.draft.draft_reference")
+    return record.at("tokenizer.it").decode(found) if isinstance(found, list) else found
+
+
+def _shares(record: Record) -> bool:
+    """Whether two requests have one memory."""
+    first, second = [call["draft"].ngram_mod_table for call in record.calls["step"]][-2:]
+    return first is second is not None
+
+
+# What is not the argument of one call.
+PLACES: dict[str, Callable[[Record], Any]] = {
+    "text": lambda record: record.at("tokenizer.it").decode(record.at("step.prompt")),
+    "ends": lambda record: [record.at("tokenizer.it").decode([t]) for t in record.at("tokenizer.it").eos_token_ids],
+    "pixels": lambda record: record.at("step.input_embeddings"),
+    "printed": lambda record: record.printed,
+    "reference": _reference,
+    "shares": _shares,
+    "steps": lambda record: len(record.calls["step"]),
+    "prompt": lambda record: len(record.at("step.prompt")),
+    "prompts": lambda record: len(record.at("batch_generate.prompts") or ()),
+}
 
 
 def run(command: str, argv: Sequence[str], bodies: Sequence[Body] = ({},), **surroundings: Any) -> Record:
     """Run a command. The server also serves the requests."""
     record, out = Record(bodies, **surroundings), io.StringIO()
     argv = [f"mlx_lm.{command}", *argv]
-    with recording(record, command), patch.object(sys, "argv", argv), contextlib.redirect_stdout(out):
+    with record.of(command), patch.object(sys, "argv", argv), contextlib.redirect_stdout(out):
         module_of(command).main()
     record.printed = out.getvalue()
+    return record
+
+
+def run_batch(**given: Any) -> Record:
+    """Call batch_generate for two prompts with these arguments."""
+    record, batch_generate = Record(), module_of("generate").batch_generate
+    with record.of("generate"), contextlib.suppress(RuntimeError):
+        batch_generate(*record.load("m"), [[92, 5], [92, 6]], **given)
     return record

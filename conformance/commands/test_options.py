@@ -1,0 +1,185 @@
+"""Every option of every command reaches the code that uses it, and so does every field of a request.
+
+The options are read from the parser of each command, the places that they must reach from options.toml. The commands
+run as for a user, up to what generates tokens. Options that contradict each other are an error before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_lm.draft import BlockCosts, DraftOptions, EditStrategy, NgramModTable, serving
+from mlx_lm.draft.arguments import add_draft_arguments
+
+from conformance import FIXTURE
+from conformance.doors.commands import COMMANDS, Group, Record, by_name, module_of, options_of, run, run_batch
+from conformance.oracle.findings import broken
+
+pytestmark = pytest.mark.contract("C6")
+TABLES = Path(__file__).with_name("options.toml")
+ROWS: dict[str, dict[str, Any]] = tomllib.loads(TABLES.read_text("utf-8"))
+CONTRADICTIONS, REQUEST = ROWS.pop("contradictions"), ROWS.pop("request")
+# Options that upstream's commands parse and ignore. An entry that no longer holds fails.
+DROPPED = {("generate", "--use-default-chat-template"): "main() does not read it in 0.32.1 and 0.32.2"}
+# Commands without text generation may have options of the same name with another meaning.
+SHARED = re.compile("draft|ngram|lookup|gate")
+OPTIONS = [(command, option) for command in COMMANDS for option in options_of(command)]
+
+
+@dataclass(frozen=True)
+class Case:
+    typed: str
+    place: str
+    value: Any
+    body: dict[str, Any] | None = None
+    then: dict[str, Any] | None = None
+    ranks: int = 1
+    template: bool = True
+
+    def seen(self, command: str) -> Any:
+        model = "" if "--model" in shlex.split(self.typed) else "--model m "
+        bodies = [self.body or {}] + ([] if self.then is None else [self.then])
+        return recorded(command, model + self.typed, json.dumps(bodies), self.ranks, self.template).at(self.place)
+
+
+@cache
+def recorded(command: str, argv: str, bodies: str, ranks: int, template: bool) -> Record:
+    return run(command, shlex.split(argv), json.loads(bodies), ranks=ranks, template=template)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The files that the options read."""
+    with contextlib.chdir(tmp_path_factory.mktemp("files")):
+        Path("image.bin").write_bytes(b"\xf7\xf8")
+        Path("reference.txt").write_text("def read(path, strict=True):\n")
+        NgramModTable(4, vocab_size=1024).save("memory.bin")
+        NgramModTable(4, vocab_size=7).save("foreign.bin")
+        yield
+
+
+def ways(command: str, about: str, row: list[Any]) -> Iterator[tuple[Case, Case]]:
+    """A case of a row, and the same one without what it is about, for each way to generate tokens."""
+    typed, place, value, needs = [*row, {}][:4]
+    needs = dict(needs)
+    others = needs.pop("with", "")
+    with_it = without = Case(others, place, value, **needs)
+    if about.startswith("--"):
+        with_it = replace(with_it, typed=f"{about} {shlex.join(typed.split())} {others}")
+    else:
+        without = replace(without, body={})
+    yield with_it, without
+    if not place.startswith(("step.", "reference")):
+        return
+    if not SHARED.search(about + others):
+        yield replace(with_it, typed=f"{with_it.typed} --draft-type auto"), replace(without, typed="--draft-type auto")
+    # A request with a seed is served alone, like one with a margin, and not in the batch.
+    if command == "server" and about != "--draft-margin":
+        alone, other = (replace(case, body={"seed": 1} | (case.body or {})) for case in (with_it, without))
+        yield alone, other
+
+
+def check(command: str, about: str, rows: list[list[Any]]) -> None:
+    """Check that an option, or a field of a request, reaches its places."""
+    if not rows:
+        broken(f"{about} of mlx_lm.{command} is new: say in {TABLES} where its value has to arrive")
+    for row in rows:
+        for case, without in ways(command, about, row):
+            typed = f"mlx_lm.{command} {case.typed.strip()}" + (f" with {case.body}" if case.body else "")
+            if (value := case.seen(command)) != case.value:
+                broken(f"{typed} drops {about}: {case.place} is {value!r} instead of {case.value!r}")
+            if without.seen(command) == case.value:
+                broken(f"{typed}: {case.place} is {case.value!r} without {about} as well. {TABLES} needs another value")
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_an_option_arrives(command: str, option: str) -> None:
+    rows = [row for names, table in ROWS.items() if command in names.split(", ") for row in table.get(option, [])]
+    is_dropped = (command, option) in DROPPED
+    with pytest.raises(pytest.fail.Exception, match="drops") if is_dropped else contextlib.nullcontext():
+        check(command, option, rows)
+
+
+@pytest.mark.parametrize("field", [*serving.OPTIONS, "draft_model", "prediction"])
+def test_a_request_overrides_the_server(field: str) -> None:
+    check("server", field, REQUEST.get(field, []))
+
+
+def test_each_row_has_its_option() -> None:
+    for names, table in ROWS.items():
+        for command, option in itertools.product(names.split(", "), table):
+            if (command, option) not in OPTIONS:
+                broken(f"mlx_lm.{command} has no {option}: take it out of [{names!r}] in {TABLES}")
+
+
+def described(action: argparse.Action) -> dict[str, Any]:
+    """The help, the type and the choices of an option."""
+    shown = {name: value for name, value in vars(action).items() if name not in ("container", "type")}
+    return shown | {"class": type(action), "type": getattr(action.type, "__name__", None)}
+
+
+def test_the_options_of_drafting_are_the_same_everywhere() -> None:
+    defined = argparse.ArgumentParser()
+    add_draft_arguments(defined)
+    first = {option: described(action) for option, action in by_name(defined).items()}
+    for command in COMMANDS:
+        own = options_of(command)
+        if missing := first.keys() & by_name(defined).keys() - own.keys():
+            broken(f"call add_draft_arguments in mlx_lm.{command}: it has no {', '.join(missing)}")
+        for option in filter(SHARED.search, own):
+            if first.setdefault(option, described(own[option])) != described(own[option]):
+                broken(f"{option} is another one in mlx_lm.{command}: {described(own[option])}, not {first[option]}")
+
+
+@pytest.mark.parametrize(
+    ("command", "typed"), [(name, typed) for name, table in CONTRADICTIONS.items() for typed in table]
+)
+def test_a_contradiction_is_an_error_before_a_model_is_loaded(
+    command: str, typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = shlex.split(typed.replace("FIXTURE", shlex.quote(str(FIXTURE))))
+    monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", "--model", "nowhere/nothing", *options])
+    with pytest.raises(SystemExit) as ended:
+        module_of(command).main()
+    error = capsys.readouterr().err.splitlines()[-1]
+    named = CONTRADICTIONS[command][typed]
+    if ended.value.code != 2 or not all(name in error for name in named):
+        broken(f"mlx_lm.{command} {typed} ends with {ended.value.code} and does not name {', '.join(named)}: {error}")
+
+
+MEMORY, STRATEGY = NgramModTable(4), EditStrategy()
+# The arguments of batch_generate for two prompts, and an option of each.
+BATCH: list[tuple[dict[str, Any], str, list[Any]]] = [
+    ({"draft": DraftOptions("suffix", 6)}, "num_draft_tokens", [6, 6]),
+    ({"draft": [STRATEGY, "suffix"]}, "draft_strategy", [STRATEGY, None]),
+    ({"draft": ["none", "suffix"]}, "draft_type", ["none", "suffix"]),
+    ({"draft_type": "ngram-simple"}, "draft_type", ["ngram-simple"] * 2),
+    ({"draft_type": "auto", "num_draft_tokens": 6}, "num_draft_tokens", [6, 6]),
+    ({"draft_type": "ngram-simple", "ngram_size": 5}, "ngram_size", [5, 5]),
+    ({"draft_type": "ngram-mod", "ngram_mod_table": MEMORY}, "ngram_mod_table", [MEMORY, MEMORY]),
+    ({"draft": ["auto", DraftOptions("auto", draft_reference=[5])]}, "draft_reference", [None, [5]]),
+    ({"draft_type": "auto", "disable_adaptive_gate": True}, "disable_adaptive_gate", [True, True]),
+]
+
+
+@pytest.mark.parametrize(("given", "name", "value"), BATCH, ids=[f"{[*given][-1]}-{name}" for given, name, _ in BATCH])
+def test_an_argument_of_batch_generate_arrives(given: dict[str, Any], name: str, value: list[Any]) -> None:
+    assert [getattr(call["draft"], name) for call in run_batch(**given).calls["step"]] == value
+
+
+def test_an_argument_of_the_batch_arrives() -> None:
+    for given in ({"draft_costs": BlockCosts((1, 2), (1, 1.5))}, {"draft_group": Group(n=1)}):
+        assert run_batch(draft_type="auto", **given).calls["batch"][-1].items() >= given.items()

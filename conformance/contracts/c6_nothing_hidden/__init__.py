@@ -1,1 +1,0 @@
-"""C6: nothing is ignored silently, and contradictions are errors."""
