@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     strict = stage is None and expected.stem == f"{release}-{flavour}"
     config.pluginmanager.register(Plugin(expected, strict), "expectations")
     config.pluginmanager.register(judging.Plugin(config.getoption("--adapter")), "judging")
+    config.pluginmanager.register(judging.Cases(), "cases")
     if (report := config.getoption("--report")) is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(judging.Reports(report), "told")
 

@@ -77,6 +77,17 @@ def asked_of(item: pytest.Item) -> list[tuple[str, Any]]:
     return [("asked", mark.args[0] if mark.args else "?"), ("promised", mark.kwargs.get("promised", True))]
 
 
+class Cases:
+    """Keeps what a failed test says of each of its cases, in the process that runs it."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        report = yield
+        if call.excinfo is not None and (cases := getattr(call.excinfo.value, "cases", None)):
+            report.user_properties.append(("cases", cases))
+        return report
+
+
 class Reports:
     """Writes what became of each test to a file, a line of JSON each, as it comes to be known."""
 
@@ -93,13 +104,6 @@ class Reports:
 
     def pytest_sessionstart(self) -> None:
         self.write(on=f"mlx-lm {mlx_lm.__version__}, mlx {version('mlx')}, {device()}")
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        report = yield
-        if call.excinfo is not None and (cases := getattr(call.excinfo.value, "cases", None)):
-            report.user_properties.append(("cases", cases))
-        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.passed:
