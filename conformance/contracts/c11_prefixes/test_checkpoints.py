@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -21,10 +22,10 @@ from mlx_lm.models.cache import (
     keep_places,
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
+from mlx_lm.prefixes import Checkpoints
 
 from conformance.caches.layer_io import WIDTH, compare, feed, leaves
 from conformance.caches.worlds import KINDS, World
-from conformance.subjects.families import mutant
 
 # Tokens that are fed at once, and how many of each part are behind a place.
 PARTS, BEHIND = (7, 12, 1, 9, 1, 1), (0, 1, 4)
@@ -62,8 +63,9 @@ def test_a_cache_goes_back(kind: str) -> None:
         wanted = fed(right, *TAIL)
         for _ in range(2):
             caches = deepcopy(world.caches)
-            assert checkpoint.restore(caches, n - place)
-            assert fed(World(caches, deepcopy(references)), *TAIL) == wanted
+            assert checkpoint.restore(caches, n - place), f"{kind} cannot go back from {n} tokens to {place}"
+            seen = fed(World(caches, deepcopy(references)), *TAIL)
+            assert seen == wanted, f"{kind}, back from {n} tokens to {place}: the next tokens see {seen}, not {wanted}"
 
 
 def memory() -> int:
@@ -109,7 +111,8 @@ HELD: dict[str, tuple[Callable[[], Any], int]] = {
 }
 
 
-def check_what_is_held(kind: str) -> None:
+@pytest.mark.parametrize("kind", HELD)
+def test_a_checkpoint_holds_no_longer_array(kind: str) -> None:
     """It holds what the window or the state has, and ``nbytes`` says it."""
     make, rows = HELD[kind]
     before, cache = memory(), [make()]
@@ -117,12 +120,8 @@ def check_what_is_held(kind: str) -> None:
         append(layer, range(4096))
     checkpoint = Checkpoint(cache)
     del cache, layer
-    assert about(memory() - before) == checkpoint.nbytes <= 4 * WIDTH * rows
-
-
-@pytest.mark.parametrize("kind", HELD)
-def test_a_checkpoint_holds_no_longer_array(kind: str) -> None:
-    check_what_is_held(kind)
+    held, said, most = memory() - before, checkpoint.nbytes, 4 * WIDTH * rows
+    assert about(held) == said <= most, f"{kind}: a checkpoint holds {held} bytes, says {said}, and needs {most}"
 
 
 # Texts are of this many tokens or a multiple: of arrays that are less than 16 KiB longer, MLX makes no copy.
@@ -138,16 +137,17 @@ def ask(stored: LRUPromptCache, text: list[int]) -> int:
         part = text[n : n + PART]
         n += len(part)
         whole, window, state = (append(layer, part) for layer in cache)
-        assert whole[:n] == text[:n]
-        assert window == text[max(n - len(part) - 255, 0) : n]
-        assert state == [sum(text[:n])]
+        right = text[:n], text[max(n - len(part) - 255, 0) : n], [sum(text[:n])]
+        for one, seen, held in zip(("keys", "window", "state"), (whole[:n], window, state), right, strict=True):
+            assert seen == held, f"behind {found} tokens that were found, the {one} of {n} tokens are others"
         if n < len(text):
             taken[n] = Checkpoint(cache)
     stored.insert_cache("model", text, cache, checkpoints=taken)
     return found
 
 
-def check_requests(limit: int) -> None:
+@pytest.mark.parametrize("limit", [1 << 63, 4 << 20, 1 << 20, 1 << 18])
+def test_memory_stays_below_its_limit(limit: int) -> None:
     """Over requests that share their beginnings, the bytes are what is really held, and what comes back is right."""
     stored, before = LRUPromptCache(4, limit, max_checkpoints=MOST), memory()
     rng, texts = random.Random(0), [list(range(4 * PART))]
@@ -155,37 +155,28 @@ def check_requests(limit: int) -> None:
         text, new = rng.choice(texts[-4:]), range(1000 * i, 1000 * i + PART * rng.randrange(1, 4))
         texts.append([*text[: PART * rng.randrange(len(text) // PART + 1)], *new])
         ask(stored, texts[-1])
-        assert about(memory() - before) == stored.nbytes <= limit
+        held, said = memory() - before, stored.nbytes
+        assert about(held) == said <= limit, f"{held} bytes are held of {limit}, and {said} are counted"
 
 
-@pytest.mark.parametrize("limit", [1 << 63, 4 << 20, 1 << 20, 1 << 18])
-def test_memory_stays_below_its_limit(limit: int) -> None:
-    check_requests(limit)
+# Places, and the ends of the parts in which a prompt of 1600 tokens is read: what has a checkpoint in the end.
+TAKEN: list[tuple[list[int], list[int], list[int]]] = [
+    ([], [1599], [1599]),
+    ([], [100, 500, 600, 1000, 1599], [600, 1599]),
+    ([100, 300], [300, 600, 1599], [100, 300, 1599]),
+    ([1500, 1599, 1600, 1700], [1000, 1599], [1000, 1500, 1599]),
+]
 
 
-@pytest.mark.planted
-@pytest.mark.parametrize(
-    ("owner", "name", "right", "wrong"),
-    [
-        # Of another prompt, which shares fewer tokens.
-        (LRUPromptCache, "fetch_nearest_cache", "tokens[:prefix]).items()", "result.longer).items()"),
-        # Not counted in bytes: none, or those of a sequence that is replaced.
-        (LRUPromptCache, "nbytes", "sum(c.nbytes for c in self._checkpoints)", "0"),
-        (Checkpoint, "__init__", "sum(c.nbytes for c in copies)", "min(len(copies), 1)"),
-        (LRUPromptCache, "_keep", "self._checkpoints.update(kept.values())", "pass"),
-        # Arrays of which it has only the end, and one that is too many.
-        (Checkpoint, "_copy", "vars(c).update(_copy_handles(vars(c), mx.contiguous))", "pass"),
-        (LRUPromptCache, "_keep", "path[n - 1].setdefault", "path[n - 2].setdefault"),
-    ],
-)
-def test_a_planted_fault_is_found(
-    owner: Any, name: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: Any = vars(owner)[name]
-    fault: Any = mutant(getattr(held, "fget", None) or getattr(owner, name), right, wrong)
-    monkeypatch.setattr(owner, name, staticmethod(fault) if isinstance(held, staticmethod) else fault)
-    with pytest.raises((AssertionError, ValueError)):
-        check_what_is_held("arrays") if name == "_copy" else check_requests(1 << 63)
+@pytest.mark.parametrize(("places", "parts", "taken"), TAKEN)
+def test_where_checkpoints_are(places: list[int], parts: list[int], taken: list[int]) -> None:
+    """At each place, where the prompt ends, and 512 tokens behind the last one: not more than are asked for."""
+    for most in (0, 1, 2, 8):
+        checkpoints = Checkpoints(most, 1600, 0, places)
+        for a, b in pairwise([0, *parts]):
+            checkpoints.advance(b - a, list)
+        assert len(checkpoints.taken) == min(most, len(taken))
+    assert sorted(checkpoints.taken) == taken
 
 
 def test_checkpoints_go_before_a_sequence() -> None:

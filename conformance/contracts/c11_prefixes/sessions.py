@@ -1,0 +1,223 @@
+"""Sessions: each prompt is answered as from nothing, and feeds no more than what lies behind the last checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+from mlx_lm.draft import DraftStats, Planner
+from mlx_lm.draft.model import vocab_size_of
+from mlx_lm.generate import BatchGenerator, generate_step, maybe_quantize_kv_cache, speculative_generate_step
+from mlx_lm.models.cache import LRUPromptCache
+from mlx_lm.prefixes import Checkpoints
+
+from conformance.doors.batch import CLOSE, FREE
+from conformance.drafters import Partly
+from conformance.oracle.findings import broken
+from conformance.oracle.prefixes import Known
+from conformance.oracle.recorder import fed, gap
+from conformance.oracle.whole import WHOLE
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.families import VOCAB, K
+
+# The windows and chunks of the tiny configurations have 16 tokens. What is fed at once is longer.
+WINDOW, FED, ANSWER, STEP, MOST = 16, 24, 20, 8, 16
+PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(60)]
+# The ends of messages.
+PLACES = (10, WINDOW - 1, WINDOW, WINDOW + 1, 35, 55)
+# Models that have no state inside of what is fed at once, and the longest block of tokens that they feed again.
+ENDS_ONLY = {"deepseek_v41": 16}
+# The options that draft an answer, for the prompt with the answer of plain decoding.
+Drafts = Callable[[list[int]], dict[str, Any]]
+
+
+def partly(share: float) -> Drafts:
+    """So much of each draft is right."""
+    return lambda text: {"draft_strategy": Partly(text, share), "num_draft_tokens": K, **WHOLE}
+
+
+def ends(length: int, found: int = 0) -> set[int]:
+    """Where what is fed at once of a prompt ends. Its last token is fed with the answer."""
+    return {*range(found + FED, length - 1, FED), length - 1}
+
+
+def edited(text: Sequence[int], shared: int) -> list[int]:
+    """The first tokens of a text, and one to three others."""
+    return [*text[:shared], (text[shared] + 1) % VOCAB, *[7, 9][: shared % 3]]
+
+
+@dataclass
+class Answer:
+    prompt: Sequence[int]
+    cache: list[Any]
+    taken: Checkpoints
+    # Of each token, itself and its log probabilities. Then the lengths of what was fed at once.
+    steps: list[Any] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    # Of how many layers there was a cache.
+    n_layers: int = 0
+
+    @property
+    def found(self) -> int:
+        n: int = self.taken.n_cached
+        return n
+
+    @property
+    def tokens(self) -> list[int]:
+        return [int(step[0]) for step in self.steps]
+
+    @property
+    def rows(self) -> list[mx.array]:
+        return [step[1] for step in self.steps]
+
+    @property
+    def text(self) -> list[int]:
+        return [*self.prompt, *self.tokens]
+
+    def misplaced(self, name: str) -> list[str]:
+        """What is wrong with the places of checkpoints. In the answer a block of a draft may go beyond the step."""
+        length, places, found = len(self.prompt), sorted(self.taken.taken), self.found
+        right = ends(length, found) | (set() if name in ENDS_ONLY else set(PLACES))
+        right, got = ({n for n in ns if found < n < length} for ns in (right, places))
+        behind = [*(n for n in places if n >= length - 1), length + len(self.steps)]
+        longest = max((b - a for a, b in pairwise(behind)), default=0)
+        wrong = [f"has checkpoints at {sorted(got)} instead of {sorted(right)}"] if got != right else []
+        if longest > STEP + ENDS_ONLY.get(name, K):
+            wrong.append(f"feeds {longest} tokens of the answer without a checkpoint: {behind}")
+        return wrong
+
+
+class Session:
+    """Prompts to a model, each of which may begin like an earlier one."""
+
+    def __init__(self, name: str, model: Any, rounding: float = 0.0, extra: Any = None, **options: Any) -> None:
+        # Elsewhere a kernel may sum any part of a prompt in another order.
+        self.rounding = rounding if mx.default_device() == mx.cpu else CLOSE
+        # The cache of an extra model stands behind that of the model.
+        self.name, self.model, self.extra, self.options = name, model, extra, options
+        self.stored, self.known = LRUPromptCache(99, max_checkpoints=64), Known()
+        self.from_nothing: dict[tuple[int, tuple[int, ...]], Answer] = {}
+        self.wrong: list[str] = []
+        # This is found with a pass that is never computed, and not counted.
+        vocab_size_of(model)
+
+    def empty(self) -> list[Any]:
+        return make_cache(self.model) + (make_cache(self.extra) if self.extra else [])
+
+    def begin(self, prompt: Sequence[int], most: int) -> Answer:
+        """What is found of a prompt."""
+        cache, rest = self.stored.fetch_nearest_cache("model", list(prompt))
+        taken = Checkpoints(most, len(prompt), len(prompt) - len(rest), PLACES)
+        return Answer(prompt, cache or self.empty(), taken, n_layers=len(cache or []))
+
+    def cold(self, prompt: Sequence[int], n: int) -> Answer:
+        """The answer from nothing."""
+        key = n, tuple(prompt)
+        if key not in self.from_nothing:
+            self.from_nothing[key] = self.alone(Answer(prompt, make_cache(self.model), Checkpoints()), None, n)
+        return self.from_nothing[key]
+
+    def alone(self, one: Answer, drafts: Drafts | None, n: int) -> Answer:
+        rest, options = mx.array(one.prompt[one.found :]), self.options | {"prompt_cache": one.cache}
+        options |= {"max_tokens": n, "prefill_step_size": FED, "checkpoints": one.taken}
+        step = generate_step
+        if drafts is not None:
+            step, more = speculative_generate_step, drafts(self.cold(one.prompt, ANSWER).text)
+            getattr(more.get("draft_strategy"), "seen", []).extend(one.prompt[: one.found])
+            options |= more
+        with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as one.blocks:
+            one.steps = list(step(rest, self.model, **options))
+        return one
+
+    def beside(self, rows: list[Answer], drafts: Sequence[Drafts | None]) -> list[Answer]:
+        """The same in one batch."""
+        batch = BatchGenerator(self.model, max_tokens=ANSWER, prefill_step_size=FED, draft_costs=FREE)
+        made = [make and make(self.cold(one.prompt, ANSWER).text) for one, make in zip(rows, drafts, strict=True)]
+        options = {
+            "planners": [one and Planner(one["draft_strategy"], K, DraftStats()) for one in made],
+            "checkpoints": [one.taken for one in rows],
+            "caches": [one.cache if one.found else None for one in rows],
+            "all_tokens": [list(one.prompt[: one.found]) for one in rows],
+        }
+        with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as blocks:
+            uids = batch.insert_segments([[list(one.prompt[one.found :])] for one in rows], **options)
+            of = dict(zip(uids, rows, strict=True))
+            while responses := batch.next_generated():
+                for response in responses:
+                    of[response.uid].steps.append((response.token, response.logprobs))
+                    of[response.uid].cache = response.prompt_cache or of[response.uid].cache
+        for one in rows:
+            one.blocks = blocks
+        return rows
+
+    def ask(self, prompt: Sequence[int], drafts: Drafts | None = None, n: int = ANSWER, keep: bool = True) -> Answer:
+        """The answer to a prompt, twice from the same cache: taking checkpoints changes no bit."""
+        without, taken = (self.alone(self.begin(prompt, most), drafts, n) for most in (0, MOST))
+        # What it goes on from was fed in other parts. Drafts from nothing are no question of prefixes.
+        bound = 0 if taken.found in ends(len(PROMPT)) else self.rounding
+        off = self.off(taken, n, CLOSE if drafts and not taken.found else bound)
+        found = self.complaints(without, taken, off, n)
+        right = sum(self.cold(prompt, n).blocks) - taken.found
+        if drafts is None and sum(taken.blocks) != right:
+            found.append(f"feeds {sum(taken.blocks)} tokens instead of {right}")
+        self.note(taken, found, keep)
+        return taken
+
+    def ask_together(self, asked: Sequence[tuple[Sequence[int], Drafts | None]]) -> list[Answer]:
+        prompts, drafts = zip(*asked, strict=True)
+        both = (self.beside([self.begin(prompt, most) for prompt in prompts], drafts) for most in (0, MOST))
+        answers: list[Answer] = []
+        for without, taken in zip(*both, strict=True):
+            off = max(gap(taken.rows, self.cold(taken.prompt, ANSWER).rows) - CLOSE, 0)
+            self.note(taken, self.complaints(without, taken, off, ANSWER), True)
+            answers.append(taken)
+        return answers
+
+    def off(self, got: Answer, n: int, bound: float) -> float:
+        """How much more than a bound an answer differs from that from nothing, and from that in the same parts."""
+        distance = gap(got.rows, self.cold(got.prompt, n).rows)
+        if distance > bound:
+            distance = gap(got.rows, self.in_parts(got.prompt, got.found, n).rows)
+        return max(distance - bound, 0)
+
+    def in_parts(self, prompt: Sequence[int], found: int, n: int) -> Answer:
+        """From nothing, what is found in the parts in which the first prompt and its answer were fed."""
+        cache, length = make_cache(self.model), len(PROMPT)
+        for a, b in pairwise(sorted({0, *(m for m in (*ends(length), *range(length, found)) if m < found), found})):
+            self.model(mx.array([prompt[a:b]]), cache=cache)
+            if self.options:
+                maybe_quantize_kv_cache(cache, **self.options)
+            mx.eval([c.state for c in cache])
+        one = Answer(prompt, cache, Checkpoints(0, len(prompt), found))
+        return self.alone(one, None, n)
+
+    def complaints(self, without: Answer, taken: Answer, off: float, n: int) -> list[str]:
+        found, right = self.known.wrong(taken.prompt, taken.found), self.cold(taken.prompt, n).tokens
+        if taken.tokens != right:
+            found.append(f"answers {taken.tokens} instead of {right}")
+        if off:
+            found.append(f"its log probabilities are off by {off:.2g}")
+        if (taken.tokens, taken.blocks) != (without.tokens, without.blocks) or gap(taken.rows, without.rows):
+            found.append("another answer from the same cache, without checkpoints, differs")
+        return found + taken.misplaced(self.name)
+
+    def note(self, one: Answer, wrong: list[str], keep: bool) -> None:
+        """Keep what is wrong with an answer, and perhaps the answer."""
+        about = f"{self.name}, a prompt of {len(one.prompt)} tokens that goes on from {one.found}"
+        self.wrong += [f"{about}: {what}" for what in wrong]
+        if keep:
+            self.known.add(one.text, one.taken.taken)
+            self.stored.insert_cache("model", one.text, deepcopy(one.cache), checkpoints=dict(one.taken.taken))
+
+    def ask_edits(self, text: Sequence[int], places: Iterable[int], drafts: Drafts | None = None) -> list[Answer]:
+        """Two tokens of the answers to a text that is edited."""
+        return [self.ask(edited(text, n), drafts, 2, keep=False) for n in places]
+
+    def end(self) -> None:
+        if self.wrong:
+            broken(self.wrong[0] + (f"\n({len(self.wrong) - 1} more)" if self.wrong[1:] else ""))
