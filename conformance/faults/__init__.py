@@ -8,6 +8,7 @@ import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 FOLDER = Path(__file__).parent
 
@@ -27,6 +28,10 @@ class Fault:
     within: str = ""
     # A part of the sentence that the red test says.
     says: str = ""
+    # What gets it: the series, or the release as it is.
+    tree: Literal["series", "release"] = "series"
+    # Whether it is planted only with CONFORMANCE_PROFILE=full: faults like it are planted by default.
+    full: bool = False
 
     def apply(self, source: str) -> str:
         """The source with the fault.
@@ -60,8 +65,9 @@ def read(path: Path) -> list[Fault]:
 
 
 def faults() -> list[Fault]:
-    """All faults of this folder."""
-    return [fault for path in sorted(FOLDER.glob("*.toml")) for fault in read(path)]
+    """The faults of this folder."""
+    found = [fault for path in sorted(FOLDER.glob("*.toml")) for fault in read(path)]
+    return [fault for fault in found if not fault.full or os.environ.get("CONFORMANCE_PROFILE") == "full"]
 
 
 def plant(package: Path, into: Path, fault: Fault | None = None) -> Path:

@@ -11,15 +11,22 @@ import pytest
 from conformance import ROOT
 from conformance.doors.programs import run
 from conformance.faults import Fault, faults, plant
+from conformance.series.patches import commits, unpack
 
 PACKAGE = Path(mlx_lm.__file__).parent
 LIMIT = 300.0
 
 
+@pytest.fixture(scope="session")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of the release, without the series."""
+    return unpack(commits()[0], tmp_path_factory.mktemp("release")) / "mlx_lm"
+
+
 @pytest.mark.planted
 @pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
-    tree = plant(PACKAGE, tmp_path, fault)
+def test_a_planted_fault_is_found(fault: Fault, release: Path, tmp_path: Path) -> None:
+    tree = plant(PACKAGE if fault.tree == "series" else release, tmp_path, fault)
     options = "-q -x --no-header --tb=short -p no:cacheprovider -p no:xdist -p no:benchmark".split()
     command = ["-m", "pytest", "-o", "addopts=", *options, *shlex.split(fault.red)]
     path = {"PYTHONPATH": f"{tree}:{ROOT}:{ROOT / 'scripts'}", "MLX_DISABLE_COMPILE": "1"}

@@ -1,42 +1,11 @@
-"""Trees with one fault each, and with other names than the release has: what a judgement has to find."""
+"""The series with the names of published experiments, and of a tree like no other: what adapters have to call."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import tomllib
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Plant:
-    name: str
-    # The folder of its file and the id in it.
-    test: str
-    file: str
-    right: str
-    wrong: str
-    after: str = ""
-    # Whether it is cheap, and planted in each run of the tests of the suite itself.
-    sample: bool = False
-
-    @property
-    def nodeid(self) -> str:
-        folder, _, test = self.test.partition("::")
-        return f"conformance/{folder}/test_through_adapter.py::{test}"
-
-    def asked_of(self, drafter: str) -> Plant:
-        """The same fault, with its test for another drafter."""
-        return replace(self, test=self.test.replace("scripted", drafter))
-
-
-# Faults in the stock release, and in the series.
-TREES = {
-    flavour: [Plant(**one) for one in faults]
-    for flavour, faults in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
-}
-
+from conformance.faults import Fault, plant
 
 # What a tree has beside the loop of the series, and calls by another name: nothing but its adapter knows.
 BACKEND = """
@@ -90,20 +59,9 @@ INTERFACES = {
 }
 
 
-def plant(source: Path, into: Path, fault: Plant | None = None) -> Path:
-    """Copy a tree, with a fault or without one."""
-    shutil.copytree(source / "mlx_lm", into / "mlx_lm", ignore=shutil.ignore_patterns("__pycache__"))
-    if fault is not None:
-        path = into / "mlx_lm" / fault.file
-        text = path.read_text()
-        at = text.index(fault.right, text.index(fault.after))
-        path.write_text(text[:at] + fault.wrong + text[at + len(fault.right) :])
-    return into
-
-
-def published(source: Path, into: Path, interface: str, fault: Plant | None = None) -> Path:
-    """A tree with the interface of an experiment, whose package of the series has another name."""
-    package, names = plant(source, into, fault) / "mlx_lm", INTERFACES[interface][1]
+def published(source: Path, into: Path, interface: str, fault: Fault | None = None) -> Path:
+    """A copy of the series with an interface, in which the package draft has another name too."""
+    package, names = plant(source / "mlx_lm", into, fault) / "mlx_lm", INTERFACES[interface][1]
     (package / "draft").rename(package / "guessing")
     if interface in ("draft_type", "prompt_lookup"):
         with (package / "generate.py").open("a") as file:
