@@ -162,8 +162,6 @@ LEGACY = {
         ("c4_parity.test_seeds", "C4 seeds", False),
         ("c4_parity.test_processors", "C5 processors", True),
         ("c4_parity.test_exits", "C3 exits", False),
-        ("commands.test_options", "C6 options", True),
-        ("commands.test_request", "C6 requests", True),
         ("server.test_one_prompt_twice", "C3 server prefixes", True),
         ("server.test_prefixes", "C3 server prefixes", True),
         ("server.test_seeds", "C4 server seeds", True),

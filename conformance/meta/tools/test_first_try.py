@@ -13,6 +13,7 @@ import mlx_lm.chat
 import pytest
 
 from conformance import FIXTURE, ROOT
+from conformance.lab.demo import __main__ as demo
 from conformance.lab.demo import picture
 
 # It runs in an environment that has PyTorch, which the suite has not.
@@ -120,3 +121,13 @@ def test_the_picture_is_what_its_command_draws(monkeypatch: pytest.MonkeyPatch) 
     assert "print(count)" in kept
     monkeypatch.setattr(picture, "QUESTION", picture.QUESTION.replace("total", "sum"))
     assert drawn() != kept
+
+
+def test_an_mlx_lm_without_prompt_lookup_has_nothing_to_show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scripts/apply.sh --stage fixes installs one. The demo says so, not an error."""
+    monkeypatch.setattr(demo, "stream_generate", lambda model, tokenizer, prompt, max_tokens: None)
+    monkeypatch.setattr(sys, "argv", ["demo"])
+    assert demo.main() == 0
+    assert "has no prompt lookup to show" in capsys.readouterr().out
