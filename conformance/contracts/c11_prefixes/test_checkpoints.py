@@ -139,7 +139,7 @@ def ask(stored: LRUPromptCache, text: list[int]) -> int:
         whole, window, state = (append(layer, part) for layer in cache)
         right = text[:n], text[max(n - len(part) - 255, 0) : n], [sum(text[:n])]
         for one, seen, held in zip(("keys", "window", "state"), (whole[:n], window, state), right, strict=True):
-            assert seen == held, f"behind {found} tokens that were found, the {one} of {n} tokens are others"
+            assert seen == held, f"behind {found} tokens that were found, the {one} of {n} tokens differ"
         if n < len(text):
             taken[n] = Checkpoint(cache)
     stored.insert_cache("model", text, cache, checkpoints=taken)
