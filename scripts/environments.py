@@ -116,7 +116,7 @@ def _mains(where: Path) -> list[str]:
 
 def _release_of(where: Path) -> str:
     """The release that a tree was made from, or else the pinned default."""
-    known = _version(where)
+    known = version_of(where)
     return known if known != "0" else releases()[1]
 
 
@@ -161,10 +161,10 @@ def _unpack(where: Path, ref: str, into: Path) -> tuple[str, str]:
     files = sorted(path for path in into.rglob("*") if path.suffix in (".py", ".toml", ".cfg") and path.is_file())
     for path in files:
         digest.update(path.relative_to(into).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{_version(into)}+tree.{digest.hexdigest()[:8]}", digest.hexdigest()
+    return f"{version_of(into)}+tree.{digest.hexdigest()[:8]}", digest.hexdigest()
 
 
-def _version(tree: Path) -> str:
+def version_of(tree: Path) -> str:
     """The release that a tree was made from, if a file of it says that."""
     file = tree / "mlx_lm" / "_version.py"
     found = re.search(r"""__version__ = ["'](\d+(\.\d+)*)""", file.read_text()) if file.exists() else None

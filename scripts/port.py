@@ -10,8 +10,33 @@ import sys
 from pathlib import Path
 
 from apply import is_applied
-from checkout import BRANCH, Stamp, check_clone, git, head, identify, import_release, lend_default, place, series_key
-from pin import VENDOR, Refused, Release, alone, ended, fetch, fetch_unpinned, patch_files, releases, temporary
+from checkout import (
+    BRANCH,
+    Stamp,
+    am,
+    check_clone,
+    git,
+    head,
+    identify,
+    import_release,
+    lend_default,
+    place,
+    series_key,
+)
+from environments import version_of
+from pin import (
+    VENDOR,
+    Refused,
+    Release,
+    alone,
+    ended,
+    fetch,
+    fetch_unpinned,
+    patch_files,
+    patch_name,
+    releases,
+    temporary,
+)
 
 
 def main() -> int:
@@ -49,7 +74,9 @@ def port(args: argparse.Namespace) -> int:
             checkout, key = release.checkout, series_key(release.sha256, patches)
             base = import_release(release, fresh)
         check_unused(checkout, key)
+        print(age(args.source, version_of(fresh)), end="")
         lend_default(fresh, patch_files(), scratch)
+        print(f"{forecast(fresh, patches, scratch)}\n", flush=True)
         git(fresh, "config", "merge.conflictStyle", "diff3")
         done = git(fresh, "am", "--3way", "--committer-date-is-author-date", *map(str, patches), check=False)
         print(done.stdout, end="")
@@ -80,6 +107,47 @@ def import_clone(source: Path, into: Path) -> tuple[Path, str]:
     git(into, "checkout", "--quiet", "-B", BRANCH)
     identify(into)
     return VENDOR / f"mlx-lm-{head(into)[:12]}", head(into)
+
+
+def age(source: Path | None, version: str) -> str:
+    """Say so if a tree is older than the release that the patches were made for."""
+    default, tagged = releases()[1], False
+    if source is not None and git(source, "rev-parse", "--verify", "--quiet", f"v{default}", check=False).stdout:
+        tagged = bool(git(source, "merge-base", "--is-ancestor", f"v{default}", "HEAD", check=False).returncode)
+    older = version != "0" and numbers(version) < numbers(default)
+    if not tagged and not older:
+        return ""
+    what = f"The HEAD of {source}" if source else f"mlx-lm {version}"
+    return f"{what} is older than mlx-lm {default}, which the patches were made for: what that brought conflicts too.\n"
+
+
+def numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def forecast(fresh: Path, patches: list[Path], scratch: Path) -> str:
+    """How many patches conflict, and in which files, if each conflict is settled as the patch has it."""
+    clone, found = scratch / "forecast", dict[str, set[str]]()
+    git(scratch, "clone", "--quiet", "--shared", str(fresh), str(clone))
+    identify(clone)
+    left = patches
+    while left:
+        left = left[am(clone, left, "--3way")[0] :]
+        if left:
+            files = set(git(clone, "diff", "--name-only", "--diff-filter=U").stdout.split())
+            found[patch_name(left[0])] = files
+            for file in files:
+                git(clone, "checkout", "--theirs", "--", file, check=False)
+            git(clone, "add", "--all")
+            # An empty one is in the tree already, or was not there to merge with.
+            git(clone, "commit", "--quiet", "--message", patch_name(left[0]), check=False)
+            git(clone, "am", "--quit", check=False)
+            left = left[1:]
+    if not found:
+        return f"None of {len(patches)} patches conflicts."
+    named = sorted(set[str]().union(*found.values()))
+    where = f", in {len(named)} files: {', '.join(named)}" if named else ""
+    return f"{len(found)} of {len(patches)} patches conflict{where}."
 
 
 def check_unused(checkout: Path, key: str) -> None:

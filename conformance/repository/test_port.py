@@ -7,6 +7,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import port
 import pytest
 from checkout import extract
 
@@ -45,6 +46,7 @@ def test_a_clone_that_is_the_release_is_clean(applied: Clone, source: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     checkout = applied.root / "vendor" / f"mlx-lm-{git(source, 'rev-parse', 'HEAD')[:12]}"
     assert "All patches apply" in done.stdout
+    assert f"None of {len(applied.patches())} patches conflicts." in done.stdout
     assert (checkout / "mlx_lm" / "draft" / "loop.py").exists()
     assert git(source, "status", "--porcelain") == ""
     git(source, "fetch", "--quiet", str(checkout), "prompt-lookup:mine")
@@ -61,6 +63,7 @@ def test_a_conflict_is_left_to_be_mended(applied: Clone, source: Path) -> None:
     git(source, "commit", "--quiet", "--all", "--message", "another release")
     done = applied.run("port.sh", "--source", str(source))
     assert done.returncode == 3, done.stdout + done.stderr
+    assert f"1 of {len(applied.patches())} patches conflict, in 1 files: mlx_lm/models/cache.py.\n" in done.stdout
     assert "Patch already applied" in done.stdout
     assert "Merge conflict in mlx_lm/models/cache.py" in done.stdout
     before = git(source, "rev-parse", "HEAD")
@@ -71,6 +74,15 @@ def test_a_conflict_is_left_to_be_mended(applied: Clone, source: Path) -> None:
     mend(checkout)
     # All patches but the one that the release already has.
     assert len(git(checkout, "log", "--format=%s", f"{before}..").splitlines()) == len(applied.patches()) - 1
+
+
+def test_a_head_that_is_older_than_the_release_is_told(source: Path) -> None:
+    assert port.age(source, DEFAULT) == ""
+    git(source, "tag", f"v{DEFAULT}")
+    git(source, "checkout", "--quiet", "--orphan", "old")
+    git(source, "commit", "--quiet", "--message", "old")
+    assert f"is older than mlx-lm {DEFAULT}" in port.age(source, DEFAULT)
+    assert "mlx-lm 0.0.9 is older" in port.age(None, "0.0.9")
 
 
 def test_a_version_that_is_not_there(clone: Clone) -> None:
