@@ -1,4 +1,7 @@
-"""Make an environment for each tree to judge: a venv below vendor/judged with the tree and mlx. It is kept."""
+"""Make an environment for each tree to judge: a venv below vendor/judged with the tree and mlx. It is kept.
+
+python scripts/environments.py TREE installs a tree into the environment of that Python.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +20,12 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from checkout import git
-from install import install, installed, mlx_extra
-from pin import VENDOR, Refused, pip_command, releases
+from install import install, installed, mlx_extra, pip_install
+from pin import VENDOR, Refused, ended, pip_command, releases
 
 JUDGED = VENDOR / "judged"
 # The suite needs these packages to ask.
-NEEDS = ("coverage>=7.10", "pytest>=8", "requests")
+NEEDS = ("coverage>=7.10", "hypothesis>=6.100", "pytest>=8", "requests")
 RELEASE = re.compile(r"\d+(\.\d+)+\w*")
 # The address of a remote whose main branch is that of upstream.
 UPSTREAM = "ml-explore/mlx-lm"
@@ -43,21 +47,38 @@ class Environment:
         return next((self.folder / "venv" / "lib").glob("python*/site-packages/mlx_lm"))
 
 
+@dataclass(frozen=True)
+class Source:
+    """What pip installs a tree from, with these variables, and a key that changes with its content."""
+
+    identity: str
+    key: str
+    pip: str
+    env: dict[str, str]
+
+
 @contextmanager
-def environment(name: str) -> Iterator[Environment]:
-    """Make or update an environment with a tree in its current state. It stays as it is until the end of the block."""
+def source(name: str) -> Iterator[Source]:
+    """A tree in its current state, or a release."""
     JUDGED.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=JUDGED, prefix=".tree-") as scratch:
         if RELEASE.fullmatch(name):
-            at, key, source, version = _folder(name, name), name, f"=={name}", {}
-        else:
-            where, ref = _place(name)
-            if not (where / "mlx_lm").is_dir() and not ref:
-                raise Refused(f"{name} is no release, no directory with mlx_lm in it and no DIRECTORY@REF.")
-            label, key = _unpack(where, ref, Path(scratch) / "tree")
-            at, source = _folder(name, f"{where}@{ref}"), f"@ {(Path(scratch) / 'tree').as_uri()}"
-            version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
-        wanted = {"key": key, "extra": mlx_extra(), "needs": list(NEEDS)}
+            yield Source(name, name, f"=={name}", {})
+            return
+        where, ref = _place(name)
+        if not (where / "mlx_lm").is_dir() and not ref:
+            raise Refused(f"{name} is no release, no directory with mlx_lm in it and no DIRECTORY@REF.")
+        label, key = _unpack(where, ref, Path(scratch) / "tree")
+        version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
+        yield Source(f"{where}@{ref}", key, f"@ {(Path(scratch) / 'tree').as_uri()}", version)
+
+
+@contextmanager
+def environment(name: str) -> Iterator[Environment]:
+    """Make or update an environment with a tree. It stays as it is until the end of the block."""
+    with source(name) as made:
+        at = _folder(name, made.identity)
+        wanted = {"key": made.key, "extra": mlx_extra(), "needs": list(NEEDS)}
         at.folder.mkdir(exist_ok=True)
         with (at.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -65,7 +86,7 @@ def environment(name: str) -> Iterator[Environment]:
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 _wait(lock, name)
                 if not installed(at.folder / "venv", wanted):
-                    install(at.folder / "venv", wanted, at.name, source, *NEEDS, env=version)
+                    install(at.folder / "venv", wanted, at.name, made.pip, *NEEDS, env=made.env)
                 fcntl.flock(lock, fcntl.LOCK_SH)
             yield at
 
@@ -169,3 +190,14 @@ def version_of(tree: Path) -> str:
     file = tree / "mlx_lm" / "_version.py"
     found = re.search(r"""__version__ = ["'](\d+(\.\d+)*)""", file.read_text()) if file.exists() else None
     return found[1] if found else "0"
+
+
+def main() -> int:
+    (name,) = sys.argv[1:]
+    with source(name) as made:
+        pip_install(Path(sys.executable), made.pip, env=made.env)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main))

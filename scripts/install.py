@@ -71,18 +71,20 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
 def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
     """Build the wheel of a commit, by default the last one, once. The checkout does not change: a copy is built."""
     commit = commit or head(checkout)
-    wheel = VENDOR / "wheels" / commit[:12] / f"mlx_lm-{label}-py3-none-any.whl"
-    if wheel.exists():
-        return wheel
-    print(f"building {wheel.name}", flush=True)
+    folder = VENDOR / "wheels" / commit[:12]
+    # A tree may give it another name, whatever version it is told.
+    if made := sorted(folder.glob("*.whl")):
+        return made[0]
+    print(f"building the wheel of {label}", flush=True)
     with temporary("build") as scratch:
         git(scratch, "clone", "--quiet", "--shared", str(checkout), str(scratch / "source"))
         git(scratch / "source", "checkout", "--quiet", "--detach", commit)
         version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
         run(*pip_command(scratch), "wheel", "--no-deps", "--wheel-dir", scratch, scratch / "source", env=version)
-        wheel.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(scratch / wheel.name, wheel)
-    return wheel
+        (wheel,) = scratch.glob("*.whl")
+        folder.mkdir(parents=True, exist_ok=True)
+        os.replace(wheel, folder / wheel.name)
+    return folder / wheel.name
 
 
 def pip_install(python: Path, source: str, *needs: str, env: dict[str, str] | None = None) -> None:
