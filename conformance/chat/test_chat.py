@@ -1,6 +1,7 @@
-"""`mlx_lm.chat`: four edits of one text, with and without drafts, and with the published commands in a terminal.
+"""`mlx_lm.chat`: with drafts and without, lines that are typed get the answers of a plain chat.
 
-The text is the same, turns 2 to 4 draft from the earlier answers, and no token is fed twice.
+Later turns draft from the earlier answers, no token is fed twice, and Ctrl-C breaks off an answer that can be asked for
+again. The published commands run in a terminal.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,19 +17,38 @@ import pexpect
 import pytest
 
 from conformance import FIXTURE
-from conformance.chat.chat_recorded import CONTROLS, Chat, Turn
+from conformance.chat.session import AFTER, CTRL_C, CTRL_D, Session
+from conformance.doors.printed import CONTROLS, drafting
+from conformance.oracle.findings import broken
 from conformance.subjects.tiny import save
 
 # A terminal takes one line at a time.
 CODE = "total = 0; for key in rows: total += key; print(total)"
 NAMES = ("total", "count", "total", "count", "total")
-QUERIES = [f"Change `{old}` to `{new}`." for old, new in pairwise(NAMES)]
-QUERIES[0] += f" ```python {CODE} ```"
+EDITS = [f"Change `{old}` to `{new}`." for old, new in pairwise(NAMES)]
+EDITS[0] += f" ```python {CODE} ```"
 ANSWERS = [f"```python {CODE.replace('total', name)} ```" for name in NAMES[1:]]
-SIZES = ("--num-draft-tokens", "6", "--disable-adaptive-gate")
-PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
+# For models with random weights.
+LETTERS = ["abcdefgh" * 3, "ijklmnop" * 3, "qrstuvwx" * 3]
+
+
+def again(first: str, second: str, third: str, *_: str) -> list[str]:
+    """The second answer is broken off twice and asked for again: the broken-off ones are forgotten."""
+    return [first, second + CTRL_C, second + CTRL_C, second, third, CTRL_D]
+
+
+# What is typed. There is nothing to go back to in a new conversation.
+LINES = {
+    "two conversations": [*EDITS, "r", *EDITS, "q"],
+    "broken off": [*(edit + CTRL_C for edit in EDITS[:3]), CTRL_D],
+    "again": again(*EDITS),
+    "letters again": again(*LETTERS),
+    "again after a reset": [EDITS[0], EDITS[1] + CTRL_C, "r", EDITS[1], "q"],
+}
 # With the gate, the number of drafted tokens depends on the times of this machine.
-DRAFTING = {
+SIZES = ("--num-draft-tokens", "6", "--disable-adaptive-gate")
+DRAFTS: dict[str, tuple[str, ...]] = {
+    "": (),
     "suffix": ("--draft-type", "suffix", *SIZES),
     "ngram-simple": ("--draft-type", "ngram-simple", *SIZES),
     "ngram-mod": ("--draft-type", "ngram-mod", *SIZES),
@@ -37,134 +57,86 @@ DRAFTING = {
     "gated": ("--draft-type", "auto"),
     "a draft model": ("--draft-model", str(FIXTURE)),
 }
+SESSIONS = [
+    *(("fixture", "two conversations", drafts) for drafts in DRAFTS),
+    *(("fixture", "broken off", drafts) for drafts in ("", "suffix", "a draft model")),
+    *(("fixture", "again", drafts) for drafts in ("", "a draft length", "suffix", "a draft model")),
+    *((model, "letters again", drafts) for model in ("gemma3_text", "qwen3_next") for drafts in ("", "a draft length")),
+    ("fixture", "again after a reset", ""),
+]
 
 
 @pytest.fixture(scope="module")
-def plain_chat() -> Chat:
-    return Chat([*QUERIES, "r", *QUERIES])
-
-
-def texts(session: Chat) -> list[tuple[str, int]]:
-    return [(turn.text, turn.tokens) for turn in session.turns]
-
-
-def complaints(session: Chat, gated: bool = False) -> Iterator[str]:
-    """The faults in the record of a chat. Its second half comes after a reset."""
-    half = len(QUERIES)
-    for number, turn in enumerate(session.turns):
-        before = [] if number % half == 0 else session.turns[number - 1].conversation
-        known = len(turn.conversation)
-        if QUERIES[number % half] not in turn.fed or turn.fed.count("Change") != 1:
-            yield f"turn {number + 1} fed another question than its own: {turn.fed!r}"
-        if turn.cached != known or turn.conversation[: len(before)] != before:
-            yield f"turn {number + 1}: the cache holds {turn.cached} tokens of a conversation of {known}"
-        if turn.draft is not None and turn.history != turn.conversation:
-            yield f"turn {number + 1}: the drafter knows {len(turn.history)} tokens of a conversation of {known}"
-    drafting = [turn.drafting for turn in session.turns]
-    # With the gate, the costs of blocks are learned on the way.
-    if not gated and drafting[:half] != drafting[half:]:
-        yield "other drafts after a reset"
-    if texts(session)[:half] != texts(session)[half:]:
-        yield "another text after a reset"
-
-
-def no_better(turns: list[Turn]) -> list[int]:
-    """The turns with drafts that are not better than in the first turn."""
-    _, accepted, rate = turns[0].counts()
-    return [n for n, turn in enumerate(turns[1:], 2) if turn.counts()[1] <= accepted or turn.counts()[2] <= rate]
-
-
-def test_without_drafts(plain_chat: Chat) -> None:
-    assert [text for text, _ in texts(plain_chat)] == ANSWERS * 2
-    assert not list(complaints(plain_chat))
-    assert "drafted" not in plain_chat.shown
-
-
-@pytest.mark.parametrize("name", DRAFTING)
-def test_with_drafts(name: str, plain_chat: Chat) -> None:
-    session = Chat([*QUERIES, "r", *QUERIES], *DRAFTING[name])
-    assert texts(session) == texts(plain_chat)
-    assert not list(complaints(session, gated=name == "gated"))
-    for turn in session.turns:
-        drafted, accepted, rate = turn.counts()
-        assert (drafted, accepted) == (turn.draft.drafted, turn.draft.accepted)
-        assert f"{max(turn.tokens / turn.draft.forwards, 1):.2f}" == f"{rate:.2f}"
-    # A draft model drafts as well from the first turn on.
-    if name not in ("gated", "a draft model"):
-        assert not no_better(session.turns[:4])
-
-
-@pytest.mark.planted
-@pytest.mark.parametrize(
-    ("fault", "complaint", "worse"),
-    [("forgets", "the drafter knows", [2]), ("feeds twice", "fed another question", [])],
-)
-def test_a_planted_fault_is_found(fault: str, complaint: str, worse: list[int]) -> None:
-    session = Chat(QUERIES[:2], *DRAFTING["suffix"], fault=fault)
-    assert complaint in "\n".join(complaints(session))
-    assert no_better(session.turns) == worse
-
-
-def check_interrupted(*args: str, queries: int = 3, fault: str = "") -> None:
-    """Ctrl-C ends each answer. The cache and the drafter hold the shown tokens, and the chat goes on."""
-    session = Chat(QUERIES[:queries], *args, fault=fault, interrupt=6)
-    assert len(session.turns) == queries
-    assert not [complaint for complaint in complaints(session) if "after a reset" not in complaint]
-    assert {turn.tokens for turn in session.turns} == {7}
-
-
-@pytest.mark.parametrize("args", [(), DRAFTING["suffix"], DRAFTING["a draft model"]], ids=["plain", "suffix", "model"])
-def test_ctrl_c_ends_an_answer(args: tuple[str, ...]) -> None:
-    check_interrupted(*args)
-
-
-@pytest.mark.planted
-def test_an_answer_that_goes_on_is_found() -> None:
-    with pytest.raises(AssertionError):
-        check_interrupted(*DRAFTING["suffix"], queries=1, fault="goes on")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {"fixture": str(FIXTURE), **{name: str(save(name, folder)) for name in ("gemma3_text", "qwen3_next")}}
+    return {"fixture": FIXTURE, **{name: save(name, folder) for name in ("gemma3_text", "qwen3_next")}}
 
 
-def check_the_question_again(model: str, *args: str, fault: str = "", queries: Sequence[str] = QUERIES[:3]) -> None:
-    """The answer to a question whose first two answers were broken off is that of a chat without these."""
-    options = ("--model", model, "--max-tokens", "40")
-    first, second, third = queries
-    whole = Chat(queries, *options)
-    asked = [first, second, second, second, third]
-    again = Chat(asked, *options, *args, fault=fault, interrupt=6, interrupted=[1, 2])
-    broken_off = [again.turns.pop(1), again.turns.pop(1)]
-    assert {turn.tokens for turn in broken_off} == {7}
-    assert texts(again) == texts(whole)
-    assert [turn.cached for turn in again.turns] == [turn.cached for turn in whole.turns]
+@cache
+def plain(model: Path, *lines: str) -> Session:
+    return Session(model, lines, "--max-tokens", "40")
 
 
-AGAIN = [("fixture", name) for name in ("", "a draft length", "suffix", "a draft model")]
-AGAIN += [(model, name) for model in ("gemma3_text", "qwen3_next") for name in ("", "a draft length")]
+@pytest.mark.parametrize(("model", "typed", "drafts"), SESSIONS)
+def test_a_session(models: dict[str, Path], model: str, typed: str, drafts: str) -> None:
+    session = Session(models[model], LINES[typed], "--max-tokens", "40", *DRAFTS[drafts])
+    right = plain(models[model], *(line for line in LINES[typed] if not line.endswith(CTRL_C)))
+    whole = [turn for turn in session.turns if not turn.line.endswith(CTRL_C)]
+    for turn, other in zip(whole, right.turns, strict=True):
+        if (turn.text, turn.tokens, turn.cached) != (other.text, other.tokens, other.cached):
+            broken(f"{turn.line!r} is answered by {turn.text!r}, {turn.cached} cached; a plain chat: {other}")
+    for turn in session.turns:
+        if turn not in whole and turn.tokens != AFTER + 1:
+            broken(f"the answer to {turn.line!r} has {turn.tokens} tokens, where Ctrl-C is pressed after {AFTER}")
+    if "again" not in typed:
+        check_what_is_known(session)
+    if drafts:
+        check_counts(session)
+    elif "drafted" in session.shown:
+        broken("a plain chat says that it drafted")
+    if drafts not in ("", "gated") and typed == "two conversations":
+        check_what_is_learned(session, drafts)
 
 
-@pytest.mark.parametrize(("model", "name"), AGAIN)
-def test_a_question_again(models: dict[str, str], model: str, name: str) -> None:
-    queries = QUERIES[:3] if model == "fixture" else ["abcdefgh" * 3, "ijklmnop" * 3, "qrstuvwx" * 3]
-    check_the_question_again(models[model], *DRAFTING.get(name, ()), queries=queries)
+def check_what_is_known(session: Session) -> None:
+    """Each turn feeds its own question, and the cache and the drafter hold the conversation."""
+    for number, turn in enumerate(session.turns, 1):
+        known = len(turn.conversation)
+        if turn.line.removesuffix(CTRL_C) not in turn.prompt or turn.prompt.count("Change") != 1:
+            broken(f"turn {number} fed another question than its own: {turn.prompt!r}")
+        if turn.cached != known:
+            broken(f"turn {number}: the cache holds {turn.cached} tokens of a conversation of {known}")
+        if turn.stats is not None and turn.known != turn.conversation:
+            broken(f"turn {number}: the drafter knows {len(turn.known)} tokens of a conversation of {known}")
 
 
-def test_a_question_again_after_a_reset() -> None:
-    """There is nothing to go back to in a new conversation."""
-    session = Chat([QUERIES[0], QUERIES[1], "r", QUERIES[1]], interrupt=6, interrupted=[1])
-    assert texts(session)[-1:] == texts(Chat([QUERIES[1]]))
+def check_counts(session: Session) -> None:
+    """What is said of drafts is so."""
+    for turn in session.turns:
+        counts, forwards = turn.drafting, turn.stats.forwards
+        if counts is None or counts[1:3] != (turn.stats.drafted, turn.stats.accepted):
+            broken(f"{turn.line!r}: {counts} is said of {turn.stats}")
+        if f"{max(turn.tokens / forwards, 1):.2f}" != f"{counts.rate:.2f}":
+            broken(f"{turn.line!r}: {counts.rate} tokens for each pass is said of {turn.tokens} in {forwards} passes")
 
 
-@pytest.mark.planted
-def test_a_broken_off_answer_that_stays_is_found() -> None:
-    with pytest.raises(AssertionError):
-        check_the_question_again(str(FIXTURE), fault="keeps")
+def check_what_is_learned(session: Session, drafts: str) -> None:
+    """Later turns draft from the answers before, and a new conversation drafts like the first one."""
+    counts = [turn.drafting for turn in session.turns if turn.drafting]
+    first, later = counts[: len(EDITS)], counts[len(EDITS) :]
+    if first != later:
+        broken(f"other drafts after a reset: {first}, then {later}")
+    worse = [c for c in first[1:] if c.accepted <= first[0].accepted or c.rate <= first[0].rate]
+    # A draft model drafts as well from the first turn on.
+    if worse and drafts != "a draft model":
+        broken(f"later turns do not draft from the answers before: {first[0]}, then {worse}")
 
 
+def test_the_answers_are_edits() -> None:
+    assert [turn.text for turn in plain(FIXTURE, *LINES["two conversations"]).turns] == ANSWERS * 2
+
+
+PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 PUBLISHED = """python -m mlx_lm chat \\
   --model Qwen/Qwen3-8B-MLX-4bit \\
   --max-tokens 500 \\
@@ -185,12 +157,12 @@ def test_the_published_commands(draft_type: str, length: int, size: int) -> None
     # Far longer than it takes, so that a program that hangs fails.
     terminal = pexpect.spawn("sh", ["-c", command], env=env, encoding="utf-8", dimensions=(40, 200), timeout=120)
     terminal.expect(PROMPT)
-    for query, answer in zip(QUERIES, ANSWERS, strict=True):
+    for query, answer in zip(EDITS, ANSWERS, strict=True):
         terminal.sendline(query)
         terminal.expect(PROMPT)
         shown = CONTROLS.sub("", terminal.before)
         assert answer in shown
-        assert "tokens-per-forward" in shown
+        assert drafting(shown)
     terminal.sendline("q")
     terminal.expect(pexpect.EOF)
     terminal.close()
