@@ -1,45 +1,40 @@
 #!/usr/bin/env bash
-set -euo pipefail
-usage() {
-  cat <<'EOF'
-usage: scripts/check.sh [-h] [--stage NAME | --model smollm2 | --tree TREE] [pytest arguments]
-
-Run the tests on the patched default release of mlx-lm, and the lint. The script makes what it needs: the patched source,
-a venv with tox in .venv-tox, and the environments of tox.ini.
-
-  scripts/check.sh                     all tests but those of the suite and the scripts (scripts/tox.sh -e selftest)
-  scripts/check.sh -k parity           the tests with "parity" in their names
-  scripts/check.sh --stage core        the patches up to the end of a stage, and the tests that pass there
-  scripts/check.sh --tree 0.33.0       a release, a directory or DIRECTORY@REF as it is, without the patches
-  scripts/check.sh --model smollm2     a real model with real text, in bf16 and in 4 bits, made by scripts/model.sh
-EOF
-}
-case "${1-}" in -h | --help) usage; exit 0 ;; esac
-
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
-if [ "${1-}" = --stage ]; then
-  STAGE=${2-}
-  shift $(($# < 2 ? $# : 2))
-  export STAGE
-  "$here/apply.sh" --no-install --stage "$STAGE"
-  exec "$here/tox.sh" -e stage -- "$@"
-fi
-if [ "${1-}" = --tree ]; then
-  TREE=${2-}
-  where=${TREE%%@*}
-  # From the folder where it is named.
-  if [ -d "$where" ]; then TREE=$(cd -- "$where" && pwd)${TREE#"$where"}; fi
-  shift $(($# < 2 ? $# : 2))
-  export TREE
-  exec "$here/tox.sh" -e tree -- "$@"
-fi
-if [ "${1-}" = --model ]; then
-  [ "${2-}" = smollm2 ] || { echo "error: --model takes smollm2, the model of scripts/model.sh." >&2; exit 2; }
-  shift 2
-  "$here/apply.sh" --no-install
-  "$here/model.sh"
-  "$here/model.sh" --4bit
-  exec "$here/tox.sh" -e smollm2 -- "$@"
-fi
+# usage: scripts/check.sh [-h] [--stage NAME | --model smollm2 | --tree TREE] [pytest arguments]
+#
+# Run the tests on the patched default release of mlx-lm, and the lint. The script makes what it needs: the patched source,
+# a venv with tox in .venv-tox, and the environments of tox.ini.
+#
+#   scripts/check.sh                     all tests but those of the suite and the scripts (scripts/tox.sh -e selftest)
+#   scripts/check.sh -k parity           the tests with "parity" in their names, without the lint
+#   scripts/check.sh --stage core        the patches up to the end of a stage, and the tests that pass there
+#   scripts/check.sh --tree 0.33.0       a release, a directory or DIRECTORY@REF as it is, without the patches
+#   scripts/check.sh --model smollm2     a real model with real text, in bf16 and in 4 bits, made by scripts/model.sh
+. "$(dirname -- "$(realpath -- "$0")")/shared.sh"
+help_asked "$@"
+case "${1-}" in
+  --stage)
+    export STAGE=${2-}
+    shift $(($# < 2 ? $# : 2))
+    "$here/apply.sh" --no-install --stage "$STAGE"
+    exec "$here/tox.sh" -e stage -- "$@"
+    ;;
+  --tree)
+    export TREE=${2-}
+    where=${TREE%%@*}
+    # From the folder where it is named.
+    if [ -d "$where" ]; then TREE=$(cd -- "$where" && pwd)${TREE#"$where"}; fi
+    shift $(($# < 2 ? $# : 2))
+    exec "$here/tox.sh" -e tree -- "$@"
+    ;;
+  --model)
+    [ "${2-}" = smollm2 ] || { echo "error: --model takes smollm2, the model of scripts/model.sh." >&2; exit 2; }
+    shift 2
+    "$here/apply.sh" --no-install
+    "$here/model.sh"
+    "$here/model.sh" --4bit
+    exec "$here/tox.sh" -e smollm2 -- "$@"
+    ;;
+esac
 "$here/apply.sh" --no-install
-exec "$here/tox.sh" -- "$@"
+[ $# = 0 ] && exec "$here/tox.sh"
+exec "$here/tox.sh" -e patched -- "$@"

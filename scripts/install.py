@@ -10,23 +10,14 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from importlib.metadata import requires
 from pathlib import Path
 
 from checkout import Stamp, git, head
-from pin import (
-    VENDOR,
-    Refused,
-    check_disk,
-    ended,
-    find_release,
-    made_by_this_python,
-    make_venv,
-    pip_command,
-    temporary,
-)
+from pin import VENDOR, Refused, ended, find_release, made_by_this_python, make_venv, pip_command, run, temporary
+
+QUIET = ("--quiet", "--disable-pip-version-check")
 
 
 def mlx_extra() -> str:
@@ -39,8 +30,32 @@ def mlx_extra() -> str:
     return f"[{extra}]"
 
 
-# Messages of pip without a network, or when it may not use one.
-OFFLINE = re.compile(r"NewConnectionError|Failed to establish|name resolution|\(from versions: none\)|Max retries")
+def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
+    """Build the wheel of a commit, by default the last one, once. The checkout does not change: a copy is built."""
+    commit = commit or head(checkout)
+    folder = VENDOR / "wheels" / commit[:12]
+    # A tree may give it another name, whatever version it is told.
+    if made := sorted(folder.glob("*.whl")):
+        return made[0]
+    print(f"building the wheel of {label}", flush=True)
+    with temporary("build") as scratch:
+        git(scratch, "clone", "--quiet", "--shared", checkout, scratch / "source")
+        git(scratch / "source", "checkout", "--quiet", "--detach", commit)
+        pip = [*pip_command(scratch), *QUIET, "wheel", "--no-deps", "--wheel-dir", str(scratch)]
+        run(*pip, scratch / "source", env=os.environ | {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label})
+        (wheel,) = scratch.glob("*.whl")
+        folder.mkdir(parents=True, exist_ok=True)
+        os.replace(wheel, folder / wheel.name)
+    return folder / wheel.name
+
+
+def pip_install(python: Path, source: str, *needs: str, env: dict[str, str] | None = None) -> None:
+    """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel or a tree ("@ URL"), and what it needs."""
+    pip = [str(python), "-m", "pip", *QUIET]
+    if source.startswith("@"):
+        # Two trees can have the same version. pip would keep the old one.
+        run(*pip, "uninstall", "--yes", "mlx-lm")
+    run(*pip, "install", f"mlx-lm{mlx_extra()} {source}", *needs, env=os.environ | (env or {}))
 
 
 def _stamp(venv: Path) -> Path:
@@ -53,79 +68,42 @@ def installed(venv: Path, wanted: object) -> bool:
     return made_by_this_python(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
 
 
-QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "1"}
-
-
-def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, env=os.environ | QUIET | (env or {}), capture_output=True, text=True)
-    if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        check_disk(done.stderr)
-        if "pip" in command and OFFLINE.search(done.stderr):
-            raise Refused(
-                "pip needs packages that it could not download: is the network there? Then run the same command again."
-            )
-        raise Refused(f"{' '.join(map(str, command[1:5]))} failed: " + "\n".join(said[-12:]))
-
-
-def build_wheel(checkout: Path, label: str, commit: str = "") -> Path:
-    """Build the wheel of a commit, by default the last one, once. The checkout does not change: a copy is built."""
-    commit = commit or head(checkout)
-    folder = VENDOR / "wheels" / commit[:12]
-    # A tree may give it another name, whatever version it is told.
-    if made := sorted(folder.glob("*.whl")):
-        return made[0]
-    print(f"building the wheel of {label}", flush=True)
-    with temporary("build") as scratch:
-        git(scratch, "clone", "--quiet", "--shared", str(checkout), str(scratch / "source"))
-        git(scratch / "source", "checkout", "--quiet", "--detach", commit)
-        version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
-        run(*pip_command(scratch), "wheel", "--no-deps", "--wheel-dir", scratch, scratch / "source", env=version)
-        (wheel,) = scratch.glob("*.whl")
-        folder.mkdir(parents=True, exist_ok=True)
-        os.replace(wheel, folder / wheel.name)
-    return folder / wheel.name
-
-
-def pip_install(python: Path, source: str, *needs: str, env: dict[str, str] | None = None) -> None:
-    """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel or a tree ("@ URL"), and what it needs."""
-    if source.startswith("@"):
-        # Two trees can have the same version. pip would keep the old one.
-        run(python, "-m", "pip", "uninstall", "--yes", "mlx-lm")
-    run(python, "-m", "pip", "install", f"mlx-lm{mlx_extra()} {source}", *needs, env=env)
-
-
-def install(venv: Path, wanted: object, name: str, *pip: str, env: dict[str, str] | None = None) -> None:
+def install(venv: Path, wanted: object, name: str, *source: str, env: dict[str, str] | None = None) -> None:
     """Install into a venv. The stamp is written last, so that an interrupted run repeats this step."""
     print(f"installing {name}", flush=True)
     _stamp(venv).unlink(missing_ok=True)
     venv.parent.mkdir(parents=True, exist_ok=True)
     make_venv(venv)
-    pip_install(venv / "bin" / "python", *pip, env=env)
+    pip_install(venv / "bin" / "python", *source, env=env)
     _stamp(venv).write_text(json.dumps(wanted, indent=2) + "\n")
 
 
-def use_lowest_mlx() -> None:
-    """Replace the mlx of this Python with the oldest that the installed mlx-lm allows."""
+def lowest_mlx() -> str:
+    """The oldest mlx that the installed mlx-lm allows."""
     bounds = set(re.findall(r"^mlx(?:\[.*\])?>=([\d.]+)", "\n".join(requires("mlx-lm") or []), re.MULTILINE))
     if len(bounds) != 1:
         raise Refused(f"mlx-lm names no one oldest mlx: {', '.join(sorted(bounds)) or 'none'}.")
-    run(sys.executable, "-m", "pip", "install", f"mlx{mlx_extra()}=={bounds.pop()}")
+    return f"mlx{mlx_extra()}=={bounds.pop()}"
 
 
-def source(args: argparse.Namespace) -> tuple[Path, str, str]:
-    """The checkout, the commit and the version to install."""
+def install_here(args: argparse.Namespace) -> int:
+    """Install into the environment of this Python."""
     release = find_release(args.release)
     checkout = args.checkout or release.checkout
     stamp = Stamp.read(checkout)
     if stamp is None:
         raise Refused(f"{checkout} is not there; scripts/apply.sh or scripts/port.sh makes it.")
     if args.stock:
-        return checkout, stamp.base, release.version
-    # A clone's directory has a commit in the place of the version.
-    version = re.fullmatch(r"mlx-lm-(\d+\..*)", checkout.name)
-    count = git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout.strip()
-    return checkout, head(checkout), f"{version[1] if version else 0}+lookup.{count}"
+        commit, label = stamp.base, release.version
+    else:
+        # A clone's directory has a commit in the place of the version.
+        version = re.fullmatch(r"mlx-lm-(\d+\..*)", checkout.name)
+        count = git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout.strip()
+        commit, label = head(checkout), f"{version[1] if version else 0}+lookup.{count}"
+    pip_install(Path(sys.executable), f"@ {build_wheel(checkout, label, commit).as_uri()}")
+    if args.lowest_mlx:
+        run(sys.executable, "-m", "pip", *QUIET, "install", lowest_mlx())
+    return 0
 
 
 def main() -> int:
@@ -137,16 +115,6 @@ def main() -> int:
     parser.add_argument("--lowest-mlx", action="store_true", help="with the oldest mlx that the release allows")
     args = parser.parse_args()
     return ended(lambda: install_here(args))
-
-
-def install_here(args: argparse.Namespace) -> int:
-    """Install into the environment of this Python."""
-    checkout, commit, label = source(args)
-    wheel = build_wheel(checkout, label, commit)
-    pip_install(Path(sys.executable), f"@ {wheel.as_uri()}")
-    if args.lowest_mlx:
-        use_lowest_mlx()
-    return 0
 
 
 if __name__ == "__main__":

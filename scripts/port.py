@@ -31,7 +31,6 @@ from pin import (
     alone,
     ended,
     fetch,
-    fetch_unpinned,
     patch_files,
     patch_name,
     releases,
@@ -78,9 +77,9 @@ def port(args: argparse.Namespace) -> int:
         lend_default(fresh, patch_files(), scratch)
         print(f"{forecast(fresh, patches, scratch)}\n", flush=True)
         git(fresh, "config", "merge.conflictStyle", "diff3")
-        done = git(fresh, "am", "--3way", "--committer-date-is-author-date", *map(str, patches), check=False)
-        print(done.stdout, end="")
-        whole = done.returncode == 0
+        applied, said = am(fresh, patches)
+        print(said, end="")
+        whole = applied == len(patches)
         place(fresh, checkout, Stamp(key, base, head(fresh) if whole else base))
     print(f"\n{verdict(checkout, whole)}")
     return 0 if whole else 3
@@ -92,7 +91,7 @@ def get(version: str) -> Release:
     if version in known:
         fetch(known[version])
         return known[version]
-    release = fetch_unpinned(version)
+    release = fetch(Release(version, ""))
     print(
         f"It is not pinned. The lines for vendor/releases.toml, if this is the file that you want:\n\n"
         f'[releases."{version}"]\nsha256 = "{release.sha256}"\n'
@@ -128,11 +127,11 @@ def numbers(version: str) -> list[int]:
 def forecast(fresh: Path, patches: list[Path], scratch: Path) -> str:
     """How many patches conflict, and in which files, if each conflict is settled as the patch has it."""
     clone, found = scratch / "forecast", dict[str, set[str]]()
-    git(scratch, "clone", "--quiet", "--shared", str(fresh), str(clone))
+    git(scratch, "clone", "--quiet", "--shared", fresh, clone)
     identify(clone)
     left = patches
     while left:
-        left = left[am(clone, left, "--3way")[0] :]
+        left = left[am(clone, left)[0] :]
         if left:
             files = set(git(clone, "diff", "--name-only", "--diff-filter=U").stdout.split())
             found[patch_name(left[0])] = files

@@ -1,35 +1,22 @@
 #!/usr/bin/env bash
-set -euo pipefail
-usage() {
-  cat <<'EOS'
-usage: scripts/scorecard.sh [-h] [--render | ENVIRONMENT...]
-
-Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md and a page with every
-run and every test that did not pass, .tox/scorecards/README.md. The results of other environments stay as they are.
-
-  scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: an hour
-  scripts/scorecard.sh patched stock    the default release
-  scripts/scorecard.sh --render         run nothing: use the files in .tox/scorecards
-EOS
-}
-case "${1-}" in
-  -h | --help) usage; exit 0 ;;
-  --render) ;;
-  -*) usage >&2; exit 2 ;;
-esac
-
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=scripts/python.sh
-. "$here/python.sh"
+# usage: scripts/scorecard.sh [-h] [--render | ENVIRONMENT...]
+#
+# Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md and a page with every
+# run and every test that did not pass, .tox/scorecards/README.md. The results of other environments stay as they are.
+#
+#   scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: an hour
+#   scripts/scorecard.sh patched stock    the default release
+#   scripts/scorecard.sh --render         run nothing: use the files in .tox/scorecards
+. "$(dirname -- "$(realpath -- "$0")")/shared.sh"
+help_asked "$@"
 cd -- "$here/.."
 status=0
-if [ "${1-}" = "" ]; then
-  "$here/tox.sh" -m matrix || status=$?
-  "$here/tox.sh" -e selftest || status=$?
-elif [ "$1" != --render ]; then
-  environments=$(IFS=, && echo "$*")
-  "$here/tox.sh" -e "$environments" || status=$?
-fi
+case "${1-}" in
+  --render) ;;
+  -*) usage >&2; exit 2 ;;
+  "") "$here/tox.sh" -m matrix || status=$?; "$here/tox.sh" -e selftest || status=$? ;;
+  *) "$here/tox.sh" -e "$(IFS=, && echo "$*")" || status=$? ;;
+esac
 shopt -s nullglob
 results=(.tox/scorecards/{patched,stock,selftest}*.jsonl)
 # In the bash of macOS an empty array is no variable that is set.
@@ -37,5 +24,6 @@ if [ -z "${results[*]+there}" ]; then
   echo "error: no environment ran, so nothing was written; the lines above say why." >&2
   exit 1
 fi
+find_python
 "$PYTHON" -m conformance.scorecard "${results[@]}" --page .tox/scorecards/README.md --readme docs/releases.md
 exit "$status"

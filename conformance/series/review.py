@@ -18,11 +18,6 @@ from conformance.series.change import FAILURES, Change, NoChange, of_patch, of_r
 from conformance.series.patches import PATCHES, commits, name_of
 from conformance.series.upstream_tests import KNOWN, outcome, related, with_model
 
-
-def own_tests(patch: str) -> list[str]:
-    return re.findall(r"^\+\+\+ b/(tests/test_\w+\.py)$", patch, re.MULTILINE)
-
-
 # How pytest says which tests fail and why, also of a file that does not import, and the counts.
 TOLD = re.compile(
     r"(?:(?:SUB)?FAILED|ERROR)\b[^:]*(tests/\S+.*)|E +((?:Import|ModuleNotFound)Error.*)|=*\s*(\d+ \w+.* in .*)"

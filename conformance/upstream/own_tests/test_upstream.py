@@ -10,8 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from conformance.series.patches import PATCHES, commits, unpack
-from conformance.series.review import own_tests
+from conformance.series.patches import PATCHES, commits, own_tests, unpack
 from conformance.series.stand_in import write
 from conformance.series.trees import run_tests
 from conformance.series.upstream_tests import AS_ON_STOCK, FILES, FLAT, KNOWN, outcome
