@@ -5,6 +5,7 @@ imports the names of its tree at its top or where it uses them. If the tree lack
 adapters can fit a tree, for instance one of its new loop and one of its draft models; each drafter is asked.
 
     decode(model, prompt, drafts, **options)   yields (token, log probabilities or None, whether it was drafted)
+    stream(model, prompt, drafts, tokenizer, **options)   yields the responses of stream_generate
     DRAFTERS    the names of the drafters that decode knows; each is judged, with its name in drafts.name
     OPTIONS     the options of generate_step that decode takes
     snapshot(caches), restore(caches, snapshot)
@@ -22,7 +23,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -32,13 +33,14 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from conformance import FIXTURE as PATH
 from conformance.adapters.looks import parses
+from conformance.oracle.findings import not_offered
 
 # The draft model for the commands.
 FIXTURE = str(PATH)
 # The adapters of this folder, in the order in which ``find`` tries them.
 SHIPPED = ("series", "backend", "streams", "stock")
 CONTRARY = "contrary"
-FUNCTIONS = ("decode", "snapshot", "restore", "can_trim", "trim")
+FUNCTIONS = ("decode", "stream", "snapshot", "restore", "can_trim", "trim")
 NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "MODELS", "fits"}
 
 
@@ -46,21 +48,29 @@ class Unusable(Exception):
     """The adapter cannot be used with this tree, or is wrong itself. The message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Drafts:
-    """What ``decode`` may draft from."""
+    """What ``decode`` may draft from, and what it leaves."""
 
     name: str
     # The prompt, and the answer of plain decoding.
     right: Sequence[int]
+    # The caches of a draft model after a decode. A second one goes on with them.
+    left: list[Any] = field(default_factory=list)
+    # The drafter that an adapter made, if a test may look at it.
+    strategy: Any = None
 
     def draft_model(self, model: Any) -> Any:
-        """A draft model that mostly agrees with ``model``, or never does if the drafts have to be wrong."""
-        make = contrary if self.name == CONTRARY else similar
+        """A draft model that mostly agrees with ``model``, never does, or is of another architecture."""
+        make = DRAFT_MODELS.get(self.name, similar)
         # A model has no hash, so its id is the key. Keeping the model keeps the id from being used again.
         if (id(model), make) not in _MADE:
             _MADE[id(model), make] = model, make(model)
         return _MADE[id(model), make][1]
+
+    def again(self, right: Sequence[int]) -> Drafts:
+        """The drafts of the turn that follows."""
+        return replace(self, right=right, strategy=None)
 
 
 _MADE: dict[tuple[int, Any], tuple[Any, Any]] = {}
@@ -88,6 +98,20 @@ def contrary(model: Any) -> Any:
 
     made.__class__ = type("Contrary", (type(made),), {"__call__": call})
     return made
+
+
+# An unrelated draft model has other caches than these targets.
+OTHER = {"qwen3_next": "gemma3_text", "llama": "deepseek_v41", "deepseek_v41": "mamba", "mamba": "nanbeige"}
+
+
+def unrelated(model: Any) -> Any:
+    from conformance.subjects.decoded import FAMILIES, model_of
+
+    name = OTHER.get(type(model).__module__.rpartition(".")[2], "qwen3_next")
+    return model_of(next(family for family in FAMILIES if family.name == name))
+
+
+DRAFT_MODELS = {"similar": similar, CONTRARY: contrary, "unrelated": unrelated}
 
 
 class Adapters:
@@ -132,6 +156,17 @@ class Adapters:
 
     def decode(self, model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Any:
         return self.drafters[drafts.name].decode(model, prompt, drafts, **options)
+
+    def stream(self, model: Any, prompt: list[int], drafts: Drafts, tokenizer: Any, **options: Any) -> Any:
+        one = self.drafters[drafts.name]
+        if not hasattr(one, "stream"):
+            not_offered(f"the adapter {name_of(one)} has no stream")
+        return one.stream(model, prompt, drafts, tokenizer, **options)
+
+    @property
+    def is_series(self) -> bool:
+        """Whether all contracts hold for the tree, to the letter."""
+        return "series" in map(name_of, self._all)
 
 
 def name_of(module: ModuleType) -> str:

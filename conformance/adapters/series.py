@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,12 +14,11 @@ from mlx_lm.models.cache import trim_prompt_cache as trim
 
 from conformance.adapters import FIXTURE, Drafts
 from conformance.adapters.looks import options_of
-from conformance.drafters import Scripted
+from conformance.drafters import VOCAB, AtDepth, Scripted
+from conformance.oracle.whole import WHOLE
 
 __all__ = ["can_trim", "restore", "snapshot", "trim"]
 
-# A draft model is asked for by the adapter of the release.
-DRAFTERS = ("scripted", "suffix")
 OPTIONS = options_of("speculative_generate_step")
 _LOOKUP = ["--draft-type", "auto", "--disable-adaptive-gate"]
 COMMANDS = {
@@ -35,10 +34,55 @@ def fits() -> bool:
     return find_spec("mlx_lm.draft") is not None
 
 
+def _draft() -> Any:
+    from mlx_lm import draft
+
+    return draft
+
+
+def _reference(right: list[int]) -> list[int]:
+    """The text with one wrong token: half of the drafts are wrong in part."""
+    return [*right[:-8], 5, *right[-7:]]
+
+
+def _table(right: list[int]) -> Any:
+    """A memory that has learned the text, and the text with other tokens in between."""
+    table = _draft().NgramModTable(3, vocab_size=VOCAB)
+    for shown in (right, [*right[: len(right) // 2], 1, 2, 3]):
+        _draft().NgramModStrategy(table).observe(shown)
+    return table
+
+
+# Each strategy of the package that needs no model, and those that know the answer. A draft model is asked for by the
+# adapter of the release.
+_MAKERS: dict[str, Callable[[list[int]], Any]] = {
+    "scripted": Scripted,
+    "none right": lambda right: AtDepth(right, 0),
+    "one right": lambda right: AtDepth(right, 1),
+    "two right": lambda right: AtDepth(right, 2),
+    "all right": lambda right: AtDepth(right, 3),
+    "NgramSimpleStrategy": lambda right: _draft().NgramSimpleStrategy(2, _reference(right)),
+    "SuffixStrategy": lambda right: _draft().SuffixStrategy(draft_reference=_reference(right)),
+    "EditStrategy": lambda right: _draft().EditStrategy(draft_reference=_reference(right)),
+    "NgramModStrategy": lambda right: _draft().NgramModStrategy(_table(right)),
+}
+# A stage of the series may not have all.
+DRAFTERS = tuple(name for name in _MAKERS if not name.endswith("Strategy") or (fits() and hasattr(_draft(), name)))
+
+
+def _how(drafts: Drafts, options: dict[str, Any]) -> dict[str, Any]:
+    drafts.strategy = _MAKERS[drafts.name](list(drafts.right))
+    longest = 5 if drafts.name.endswith("Strategy") else 3
+    return {"draft_strategy": drafts.strategy, "num_draft_tokens": longest, **WHOLE, **options}
+
+
 def decode(model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Iterator[Any]:
-    from mlx_lm.draft import SuffixStrategy
     from mlx_lm.generate import speculative_generate_step
 
-    strategy = Scripted(drafts.right, max(drafts.right) + 1) if drafts.name == "scripted" else SuffixStrategy()
-    how = {"draft_strategy": strategy, "num_draft_tokens": 3, "disable_adaptive_gate": True}
-    yield from speculative_generate_step(mx.array(prompt), model, **how, **options)
+    yield from speculative_generate_step(mx.array(prompt), model, **_how(drafts, options))
+
+
+def stream(model: Any, prompt: list[int], drafts: Drafts, tokenizer: Any, **options: Any) -> Iterator[Any]:
+    from mlx_lm.generate import stream_generate
+
+    yield from stream_generate(model, tokenizer, mx.array(prompt), **_how(drafts, options))

@@ -1,0 +1,139 @@
+"""Drafted decoding is plain decoding, for each kind of model and each drafter, however it ends: C3, C4, C5 and C8.
+
+Every row is one decode, and all that is seen of it is compared. Each model meets each drafter; what else a row has goes
+round, so that models and drafters meet each of the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from conformance.adapters import Adapters
+from conformance.judging.plugin import note
+from conformance.oracle.compare import check
+from conformance.oracle.findings import broken, not_shown
+from conformance.oracle.recorder import fed
+from conformance.oracle.run import PROCESSORS, SAMPLERS, Case, N
+from conformance.subjects.decoded import WINDOW, Family, model_of
+from conformance.subjects.families import K
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+ENDS = [
+    *(("close", n) for n in (1, 2, 4, 7, 9)),
+    *(("limit", n) for n in (1, 5, 6, 11)),
+    *(("throw", 4), ("consumer", 5), ("close without a limit", 3), ("failure", 5), ("failure", 8)),
+    *(("stream's limit", 8), ("end token", 4), ("stream's close", 2), ("end token", 6)),
+]
+# Below, at and past the window, and where a cache of keys grows.
+LENGTHS = [1, 2, WINDOW - K - 1, WINDOW - 1, WINDOW, WINDOW + 2, 2 * WINDOW + 1]
+GROWTH = [256 - N - 1, 256 - K - 1, 256 - 2, 256 - 1, 256, 256 + 1]
+
+
+def around(values: Sequence[Any], i: int, j: int) -> Any:
+    return values[(i + 3 * j) % len(values)]
+
+
+def parity(families: list[Family], drafters: list[str]) -> Iterator[Case]:
+    for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
+        sampler = around(["", "", "watched", *SAMPLERS], i, j)
+        how = {"prefill": around([2048, 1, 4, 20], j, i), "gated": (i + j) % 3 == 0}
+        yield Case(family, drafter, around(family.prompts, j, i), sampler=sampler, **how)
+
+
+def exits(families: list[Family], drafters: list[str]) -> Iterator[Case]:
+    for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
+        for end, n in (around(ENDS, 5 * i, j), around(ENDS, 5 * i + 9, j)):
+            yield Case(family, drafter, around(family.prompts, j, i), end, n)
+
+
+def processors(families: list[Family], drafters: list[str]) -> Iterator[Case]:
+    for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
+        sampler, kind = around(["", *SAMPLERS], j, i), around(list(PROCESSORS), i, j)
+        end, n = around([("limit", N), ("close", 4), ("limit", N), ("close", 8), ("limit", N)], j, i)
+        yield Case(family, drafter, end=end, n=n, sampler=sampler, processors=kind)
+
+
+def counts(families: list[Family], drafters: list[str]) -> Iterator[Case]:
+    depths = [drafter for drafter in drafters if drafter.endswith(" right")]
+    for (i, family), (j, length) in product(enumerate(families), enumerate(LENGTHS)):
+        if depths:
+            yield Case(family, around(depths, j, i), length, n=7)
+    for j, length in enumerate(GROWTH if depths else ()):
+        yield Case(families[0], around(depths, j, 0), length, n=7)
+
+
+TABLES: dict[str, Callable[[list[Family], list[str]], Iterator[Case]]] = {
+    "test_parity": parity,
+    "test_exits": exits,
+    "test_processors": processors,
+    "test_counts": counts,
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        plugin: Any = metafunc.config.pluginmanager.get_plugin("judging")
+        cases = TABLES[metafunc.function.__name__](plugin.families, list(plugin.adapters.drafters))
+        metafunc.parametrize("case", list(dict.fromkeys(cases)), ids=str)
+
+
+@pytest.fixture(autouse=True)
+def rests_on(request: pytest.FixtureRequest, about: Callable[..., None]) -> None:
+    case = request.node.callspec.params.get("case")
+    about(case.family if case else request.getfixturevalue("family"))
+
+
+def ask(case: Case, adapter: Adapters) -> None:
+    if case.processors and case.plain(N).tokens == Case(case.family, length=case.length).plain(N).tokens:
+        not_shown("the processor does not change the text")
+    check(case, adapter)
+
+
+@pytest.mark.contract("C8")
+def test_plain(family: Family, adapter: Adapters, request: pytest.FixtureRequest) -> None:
+    """A token takes one forward pass. The steps are noted, for a comparison with another tree bit for bit."""
+    mx.reset_peak_memory()
+    case = Case(family, length=family.prompts[-1], n=N)
+    with fed(model_of(family)) as shapes:
+        run = case.plain()
+    note(request, "peak", mx.get_peak_memory())
+    note(request, "forwards", len(shapes))
+    steps = (f"{token}:{digest(row)}" for token, row in zip(run.tokens, run.rows, strict=True))
+    note(request, "steps", " ".join(steps))
+    if sum(shapes) > family.prompts[-1] + N or shapes.count(1) < N - 1:
+        broken(f"{N} tokens take passes of {shapes} tokens")
+
+
+def digest(row: mx.array) -> str:
+    return hashlib.sha256(bytes(memoryview(row.astype(mx.float32)))).hexdigest()[:8]
+
+
+@pytest.mark.contract("C4")
+def test_parity(case: Case, adapter: Adapters) -> None:
+    """The tokens and log probabilities of plain decoding, greedy and with a seed."""
+    ask(case, adapter)
+
+
+@pytest.mark.contract("C3")
+def test_exits(case: Case, adapter: Adapters) -> None:
+    """However it ends, the caches hold the prompt and what was yielded."""
+    ask(case, adapter)
+
+
+@pytest.mark.contract("C5")
+def test_processors(case: Case, adapter: Adapters) -> None:
+    """They are shown the prompt and each token before, and what they make of it is what is drawn."""
+    ask(case, adapter)
+
+
+@pytest.mark.contract("C8")
+def test_counts(case: Case, adapter: Adapters) -> None:
+    """One forward pass for each cycle, at each length of a prompt."""
+    ask(case, adapter)

@@ -1,0 +1,91 @@
+"""Prompt lookup on real text: the fixture's tokens and logits are those of plain decoding, with drafts that pay."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm import stream_generate
+from mlx_lm.draft import DraftStats
+from mlx_lm.generate import generate_step, prompt_lookup_generate_step
+from mlx_lm.sample_utils import make_sampler
+
+from conformance.oracle.recorder import gap
+from conformance.oracle.whole import WHOLE
+from conformance.subjects.prompts import PROMPTS, ids
+
+N = 40
+Model = tuple[Any, Any]
+TYPES = [("edit", 1), ("edit", 16), ("suffix", 1), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)]
+SAMPLERS: list[dict[str, float]] = [{"temp": 0.7}, {"temp": 1.0, "top_p": 0.8}, {"temp": 1.0, "xtc_probability": 0.5}]
+
+
+def plain(model: Any, prompt: list[int], **options: Any) -> list[Any]:
+    mx.random.seed(1)
+    return list(generate_step(mx.array(prompt), model, max_tokens=N, **options))
+
+
+def compare(model: Any, prompt: list[int], right: list[Any], **options: Any) -> list[Any]:
+    """Decode with prompt lookup and compare. Returns the steps."""
+    mx.random.seed(1)
+    got = list(prompt_lookup_generate_step(mx.array(prompt), model, **{"max_tokens": N, **WHOLE, **options}))
+    for i, (a, b) in enumerate(zip(got, right, strict=True)):
+        assert a[0] == b[0], f"token {i} is {a[0]} instead of {b[0]}"
+    # A block computes the same as single steps on a CPU.
+    off = gap([step[1] for step in got], [step[1] for step in right])
+    assert off == 0 or mx.default_device() != mx.Device(mx.cpu), f"the log probabilities are off by {off:.2g}"
+    return got
+
+
+@pytest.fixture(scope="module")
+def right(fixture: Model) -> Any:
+    return cache(lambda name: plain(fixture[0], ids(fixture[1], name)))
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize(("draft_type", "n"), TYPES)
+@pytest.mark.parametrize("name", PROMPTS)
+def test_greedy(fixture: Model, right: Any, name: str, draft_type: str, n: int) -> None:
+    got = compare(fixture[0], ids(fixture[1], name), right(name), draft_type=draft_type, num_draft_tokens=n)
+    copied = sum(step[2] for step in got)
+    assert copied > N / 2 or (name, n) != ("rename", 16), f"{copied} of {N} tokens of an edit were drafted"
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize("name", ["tool", "nothing_to_copy"])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_seeded_sampling(fixture: Model, name: str, sampler: dict[str, float]) -> None:
+    model, prompt = fixture[0], ids(fixture[1], name)
+    right = plain(model, prompt, sampler=make_sampler(**sampler))
+    compare(model, prompt, right, sampler=make_sampler(**sampler), num_draft_tokens=4)
+
+
+def never_twice(tokens: mx.array, logits: mx.array) -> mx.array:
+    logits[:, tokens] = -mx.inf
+    return logits
+
+
+@pytest.mark.contract("C8")
+def test_nothing_is_drafted_where_no_token_repeats(fixture: Model) -> None:
+    prompt, stats = list(range(5, 45)), DraftStats()
+    right = plain(fixture[0], prompt, logits_processors=[never_twice])
+    compare(fixture[0], prompt, right, logits_processors=[never_twice], stats=stats, num_draft_tokens=8)
+    assert (stats.drafted, stats.forwards) == (0, N + 1)
+
+
+@pytest.mark.contract("C3")
+@pytest.mark.parametrize(("name", "end"), [("tool", "stop"), ("quote", "stop"), ("nothing_to_copy", "length")])
+def test_text_and_end(fixture: Model, name: str, end: str) -> None:
+    """stream_generate stops at the same token, and its last response has the statistics of drafting."""
+    model, tokenizer = fixture
+    prompt = ids(tokenizer, name)
+    right, got = (
+        list(stream_generate(model, tokenizer, prompt, max_tokens=60, **how))
+        for how in ({}, {"prompt_lookup_num_tokens": 3})
+    )
+    assert right[-1].draft is None
+    assert [r.text for r in got] == [r.text for r in right]
+    assert got[-1].finish_reason == right[-1].finish_reason == end
+    assert got[-1].draft.accepted <= got[-1].draft.drafted

@@ -1,0 +1,62 @@
+"""C4 where blocks are inexact: a margin decides near ties by single steps, so the tokens are those of plain decoding."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import mlx.core as mx
+import pytest
+from mlx_lm.draft import DraftStats
+from mlx_lm.draft.near_ties import AUTO_NOISE, NearTies
+from mlx_lm.generate import speculative_generate_step
+
+from conformance.drafters import Scripted
+from conformance.oracle.recorder import gap
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.families import PROMPT, RESTORED, allowed, model_of, seeded
+from conformance.subjects.inexact import InBfloat16, OfAnotherKernel
+
+pytestmark = [pytest.mark.usefixtures("uncompiled"), pytest.mark.contract("C4")]
+N, NOISE = 54, 0.02
+FAMILIES = ["llama", "gemma3_text", "mamba", "qwen3_next", "deepseek_v41"]
+
+
+def decoded(family: str, margin: float | str) -> tuple[bool, DraftStats]:
+    """Whether a noisy model with half of the drafts right gives the tokens of plain decoding, and the statistics."""
+    model = InBfloat16(model_of(family)) if margin == "auto" else OfAnotherKernel(model_of(family), logits=NOISE)
+    right, stats = [token for token, _ in seeded(model, PROMPT, N)], DraftStats()
+    options = {"num_draft_tokens": 5, "disable_adaptive_gate": True, "draft_margin": margin, "stats": stats}
+    drafter = Scripted(PROMPT + right)
+    steps = speculative_generate_step(mx.array(PROMPT), model, draft_strategy=drafter, max_tokens=N, **options)
+    return [token for token, *_ in steps] == right, stats
+
+
+def test_the_noise_changes_tokens_without_a_margin() -> None:
+    """Else the tests below could not fail."""
+    assert not all(decoded(family, 0.0)[0] for family in FAMILIES)
+
+
+@pytest.mark.parametrize("margin", [2 * NOISE, "auto"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_margin_decides_near_ties(family: str, margin: float | str) -> None:
+    equal, stats = decoded(family, margin)
+    assert equal, f"{family} with a margin of {margin}: other tokens than plain decoding"
+    # Each near tie costs one more forward pass. If a block is restored, its right tokens cost another.
+    extra = stats.forwards - (N - stats.accepted + 1) - stats.near_ties
+    assert stats.near_ties > 0
+    assert 0 <= extra <= (stats.cycles if family in RESTORED else 0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba", "qwen3_next"])
+@pytest.mark.parametrize(("noise", "wanted"), [(0.0, 0.0), (NOISE, AUTO_NOISE)])
+def test_the_margin_is_what_the_noise_needs(family: str, noise: float, wanted: float) -> None:
+    """It is learned from one token in a block and the same token alone."""
+    model, margin, seen = OfAnotherKernel(model_of(family), logits=noise), NearTies("auto"), 0.0
+    for length in range(2, 6):
+        layers, tokens = make_cache(model), mx.array([PROMPT])
+        model(tokens[:, :-length], cache=layers)
+        block, single = (model(tokens[:, -length:stop], cache=deepcopy(layers))[0, :1] for stop in (None, 1 - length))
+        margin.learn(block, single)
+        seen = max(seen, gap(block, single))
+    assert seen <= noise + allowed(family)
+    assert float(margin.margin) / max(seen, 1e-9) == pytest.approx(wanted)

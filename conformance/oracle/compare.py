@@ -1,0 +1,209 @@
+"""Compare a drafted run with the plain one, and say what differs in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from conformance.adapters import CONTRARY, Adapters
+from conformance.drafters import AtDepth
+from conformance.oracle.findings import broken, not_shown
+from conformance.oracle.recorder import Task, gap, gaps, next_turn
+from conformance.oracle.recorder import plain as recorded
+from conformance.oracle.replay import noise
+from conformance.oracle.run import OF_A_STREAM, Case, N, Run, drafted, right_turn, second_turn
+from conformance.subjects.architectures import make_cache
+from conformance.subjects.decoded import Family, model_of, prompt_of
+from conformance.subjects.families import GENERATE, Counted, K, shape
+
+# Where blocks and single tokens are not equal bit for bit: more than they are apart in float32 and models of two layers,
+# in any tree, and far less than a fault makes. The second is for a quantized cache.
+MOST, MOST_QUANTIZED = 2e-3, 0.2
+# A draft model reads what it missed in blocks, and a block is quantized only after it is read.
+QUANTIZED_DRAFTER = 0.02
+
+
+@cache
+def near(family: Family) -> float:
+    """The allowed distance of log probabilities: zero if the rows of a block equal those of single steps."""
+    from mlx_lm.models.cache import KVCache
+
+    model = model_of(family)
+    sources = [Counted(model, family.caches)]
+    if family.options:
+        sources.append(Counted(model, lambda: [KVCache().to_quantized(32, 8) for _ in model.layers]))
+    task = Task(tuple(prompt_of(21)), 16)
+    measured = max(noise(source, task, recorded(source, task)) for source in sources)
+    return 0.0 if measured == 0 else MOST_QUANTIZED if family.options else MOST
+
+
+def compare_tokens(got: Run, right: Run, about: str = "", most: float | None = None) -> None:
+    """C4: the tokens and the log probabilities."""
+    a, b = got.tokens, right.tokens
+    if a != b:
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        broken(f"{about}tokens {a[: at + 1][-4:]} instead of {b[: at + 1][-4:]}, at token {at}")
+    most = near(got.case.family) if most is None else most
+    told = [i for i, row in enumerate(got.rows) if row is not None]
+    for i, off in (
+        zip(told, gaps([got.rows[i] for i in told], [right.rows[i] for i in told]), strict=True) if told else ()
+    ):
+        if off > most:
+            broken(f"{about}the log probabilities of token {i} are off by {off:.2g}")
+
+
+def compare_caches(got: Run, right: Run, adapter: Adapters) -> None:
+    """C3: the caches of the caller hold the prompt and what was yielded, and a second turn on them is right."""
+    held, wanted = shape(got.caches), shape(right.caches)
+    for i, (a, b) in enumerate(zip(held, wanted, strict=True)):
+        if a != b:
+            broken(f"after {len(got.tokens)} tokens, cache {i} is {said(a)} instead of {said(b)}")
+    most = 16 * near(got.case.family)
+    turn = right_turn(right.case)
+    compare_tokens(second_turn(got.case, deepcopy(got.caches), None, None), turn, "in a plain second turn, ", most)
+    if got.drafts is not None:
+        if got.case.end != "failure":
+            compare_drafters_caches(got, adapter)
+        again = got.drafts.again([7, 9, *turn.tokens])
+        compare_tokens(second_turn(got.case, got.caches, adapter, again), turn, "in a drafted second turn, ", most)
+
+
+def said(one: Any) -> str:
+    kind, offset, inner = one
+    return f"{kind.__name__} of {offset} tokens{' with ' + ', '.join(map(said, inner)) if inner else ''}"
+
+
+def compare_drafters_caches(got: Run, adapter: Adapters) -> None:
+    """The caches of a draft model hold the prompt and what was yielded too."""
+    if got.drafts is None or not got.drafts.left or not adapter.is_series:
+        return
+    family, model = got.case.family, got.drafts.draft_model(model_of(got.case.family))
+    wanted, rows = held_by_drafter(family, got.drafts.name, got.case.length, tuple(got.tokens), model)
+    for i, (a, b) in enumerate(zip(shape(got.drafts.left), wanted, strict=True)):
+        if a != b:
+            broken(f"after {len(got.tokens)} tokens, cache {i} of the draft model is {said(a)} instead of {said(b)}")
+    off = gap(next_turn(model, deepcopy(got.drafts.left)), rows)
+    if off > 16 * (QUANTIZED_DRAFTER if family.options else max(noise_of_drafter(got.drafts.name, family), 1e-5)):
+        broken(f"what follows on the cache of the draft model is off by {off:.2g}")
+
+
+_DRAFTERS: dict[Any, Any] = {}
+
+
+def held_by_drafter(
+    family: Family, name: str, length: int, tokens: tuple[int, ...], model: Any
+) -> tuple[list[Any], list[mx.array]]:
+    """The caches of a draft model after the prompt and these tokens, fed one by one: their shape, and what follows."""
+    if (key := (family, name, length, tokens)) not in _DRAFTERS:
+        layers = make_cache(model)
+        model(mx.array([prompt_of(length)]), layers)
+        for token in tokens:
+            model(mx.array([[token]]), layers)
+            if family.options:
+                GENERATE.maybe_quantize_kv_cache(layers, **family.options)
+        _DRAFTERS[key] = shape(layers), next_turn(model, layers)
+    made: tuple[list[Any], list[mx.array]] = _DRAFTERS[key]
+    return made
+
+
+def noise_of_drafter(name: str, family: Family) -> float:
+    if (key := (name, family)) not in _DRAFTERS:
+        from conformance.adapters import Drafts
+
+        model = Counted(Drafts(name, []).draft_model(model_of(family)))
+        task = Task(tuple(prompt_of(21)), 16)
+        _DRAFTERS[key] = noise(model, task, recorded(model, task))
+    return float(_DRAFTERS[key])
+
+
+def compare_seen(got: Run, right: Run, exact: bool) -> None:
+    """C5: processors see the history of plain decoding, and with ``exact`` once for each token, as samplers do."""
+    a, b = got.witness, right.witness
+    if not exact:
+        shown = {tuple(history) for history, _ in a.histories}
+        for i, (history, _) in enumerate(b.histories[: 2 * len(right.tokens)]):
+            if tuple(history) not in shown:
+                broken(f"at token {i // 2}, no processor is shown the {len(history)} tokens before it")
+        return
+    if a.histories != b.histories:
+        broken(f"processors are shown {told(a.histories, b.histories)}")
+    if a.draws != b.draws:
+        broken(f"the sampler draws {told(a.draws, b.draws)}")
+    if got.case.sampler and (off := gap(a.logits, b.logits)) > 16 * near(got.case.family):
+        broken(f"the logits that processors are shown are off by {off:.2g}")
+    if got.random != right.random:
+        broken("the state of random numbers is not that of plain decoding at the end")
+
+
+def told(a: Sequence[Any], b: Sequence[Any]) -> str:
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    one, other = (str(list(side[at : at + 1]))[-60:] for side in (a, b))
+    return f"{one} instead of {other} at call {at}, in {len(a)} calls instead of {len(b)}"
+
+
+def expected_blocks(n: int, depth: int, restored: bool, length: int) -> list[int]:
+    """The blocks of drafts with so many right tokens: a right token and a draft. After a restore, the right tokens of
+    the last block come first.
+
+    No draft goes past n. The first draft needs the size of the vocabulary, which a first forward pass gives. So after a
+    prompt of one token it comes one block later.
+    """
+    blocks: list[int] = []
+    pending, left = 1, n
+    while True:
+        n_draft = min(K, left) if blocks or length > 1 else 0
+        n_right = min(depth, n_draft)
+        blocks.append(pending + n_draft)
+        pending = pending + n_right + 1 if restored and n_right < n_draft else 1
+        left -= n_right
+        if left == 0:
+            return blocks
+        left -= 1
+
+
+def compare_counts(got: Run) -> None:
+    """C8: one forward pass for each cycle, no token fed twice without need, and what the statistics say of it."""
+    stats, case, n = got.stats, got.case, len(got.tokens)
+    if stats is None:
+        return
+    accepted, restored = sum(got.flags), case.family.restored
+    if stats.accepted != accepted:
+        broken(f"{accepted} tokens are marked as drafted, and the statistics say {stats.accepted}")
+    if not 0 <= stats.forwards - (n - accepted + 1) <= restored:
+        broken(f"{n} tokens of which {accepted} were drafted took {stats.forwards} forward passes")
+    if got.drafts is None or got.drafts.strategy is None or case.end in OF_A_STREAM:
+        return
+    blocks = got.blocks[-(-(case.length - 1) // case.prefill) :]
+    if len(blocks) != stats.forwards:
+        broken(f"the statistics say {stats.forwards} forward passes, and the blocks were {blocks}")
+    if not restored and sum(blocks) != stats.forwards + stats.drafted:
+        broken(f"the statistics say {stats.drafted} drafted tokens, and the blocks were {blocks}")
+    strategy = got.drafts.strategy
+    if isinstance(strategy, AtDepth) and case.end == "limit":
+        if not all(strategy.as_meant) or stats.cycles != len(strategy.as_meant):
+            broken(f"a draft of {strategy.depth} right tokens was accepted otherwise, in blocks of {blocks}")
+        # A block that is fed again stays short, and so does one before an entry is quantized.
+        is_exact = n <= 2 * K + 1 and not case.gated and case.family.options.get("quantized_kv_start", 0) == 0
+        if is_exact and blocks != (expected := expected_blocks(n, strategy.depth, restored, case.length)):
+            broken(f"the blocks are {blocks} instead of {expected}")
+
+
+def check(case: Case, adapter: Adapters) -> Run:
+    """Decode plain and drafted, and compare all that is seen."""
+    got, right = drafted(case, adapter, adapter.is_series), case.plain()
+    compare_tokens(got, right)
+    if case.sampler or case.processors:
+        compare_seen(got, right, adapter.is_series)
+    if adapter.is_series and case.end != "failure":
+        compare_counts(got)
+        seen = getattr(getattr(got.drafts, "strategy", None), "seen", None)
+        if seen is not None and seen != [*case.prompt, *got.tokens]:
+            broken(f"the strategy observed {told(seen, [*case.prompt, *got.tokens])}")
+    compare_caches(got, right, adapter)
+    if case.drafter not in (CONTRARY, "none right") and case.n == N and not case.gated and not any(got.flags):
+        not_shown("no drafted token was accepted")
+    return got

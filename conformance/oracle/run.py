@@ -1,0 +1,352 @@
+"""One decode, plain or drafted: all that is seen of it, and where it differs from plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from itertools import count, islice
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+
+from conformance.adapters import DRAFT_MODELS, Adapters, Drafts
+from conformance.oracle.findings import REFUSAL, broken, first_line, not_offered, refused
+from conformance.oracle.recorder import fed
+from conformance.subjects.decoded import VOCAB, Family, model_of, prompt_of
+from conformance.subjects.families import tokenizer
+
+# The tokens of a whole answer, and the seed of every decode.
+N, SEED = 18, 7
+SAMPLERS: dict[str, dict[str, float]] = {
+    "watched": {},
+    "temperature": {"temp": 0.8},
+    "top_p": {"temp": 1.0, "top_p": 0.8},
+    "min_p": {"temp": 1.0, "min_p": 0.1, "min_tokens_to_keep": 2},
+    "top_k": {"temp": 1.0, "top_k": 5},
+    "xtc": {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02},
+}
+
+
+def penalty(tokens: mx.array, logits: mx.array) -> mx.array:
+    """Makes what came up lately less likely, by so much that the text is another one."""
+    counts = (tokens[-8:][:, None] == mx.arange(logits.shape[-1])).sum(axis=0)
+    lowered: mx.array = logits - 6.0 * counts
+    return lowered
+
+
+class Shifting:
+    """Raises another token at each call. An extra call or a wrong order changes all later tokens."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        self.calls += 1
+        return logits.at[:, 11 * self.calls % VOCAB].add(12.0)
+
+
+class Remembering:
+    """Bans the tokens that followed the last token before. Its state depends on the whole history that it sees."""
+
+    def __init__(self) -> None:
+        self.followers: dict[int, set[int]] = {}
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        history = tokens.tolist()
+        if len(history) > 1:
+            self.followers.setdefault(history[-2], set()).add(history[-1])
+        for token in self.followers.get(history[-1], ()):
+            logits[:, token] = -mx.inf
+        return logits
+
+
+PROCESSORS: dict[str, Callable[[], list[Any]]] = {
+    "penalty": lambda: [penalty],
+    "repetition": lambda: make_logits_processors(repetition_penalty=2.0, repetition_context_size=8),
+    "penalties": lambda: make_logits_processors(
+        {3: 9.0, 9: -9.0}, 1.8, presence_penalty=1.7, frequency_penalty=1.5, frequency_context_size=30
+    ),
+    "shifting": lambda: [Shifting()],
+    "remembering": lambda: [Remembering(), *make_logits_processors(repetition_penalty=1.1)],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is decoded, with what, and how it ends."""
+
+    family: Family
+    # "" is plain decoding.
+    drafter: str = ""
+    # The length of the prompt, and the number of tokens after which it ends.
+    length: int = 21
+    end: str = "limit"
+    n: int = N
+    # The keys of SAMPLERS and PROCESSORS; "" are the defaults of generation.
+    sampler: str = ""
+    processors: str = ""
+    prefill: int = 2048
+    # Whether drafts that do not pay are left out.
+    gated: bool = False
+
+    @property
+    def prompt(self) -> list[int]:
+        return prompt_of(self.length)
+
+    def __str__(self) -> str:
+        """What is not as usual, as the id of a test has it."""
+        told = [self.family.name, self.drafter]
+        for one in fields(self)[2:]:
+            if (value := getattr(self, one.name)) != one.default:
+                told.append(f"{one.name} {value}" if one.name != "gated" else one.name)
+        return "-".join(told)
+
+    def plain(self, n: int | None = None) -> Run:
+        """The plain decode of as many tokens, or of n."""
+        end = "failure" if self.end == "failure" and n is None else "limit"
+        return _plain(replace(self, drafter="", end=end, n=n or self.n, gated=False))
+
+
+class Witness:
+    """A sampler and a logits processor that record what they see, and change nothing."""
+
+    def __init__(self, sampler: Callable[[mx.array], mx.array]) -> None:
+        self.sampler = sampler
+        # The tokens and their dtype, twice for each token: before and after the other processors.
+        self.histories: list[tuple[list[int], Any]] = []
+        self.logits: list[mx.array] = []
+        self.draws: list[int] = []
+
+    def process(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        self.histories.append((tokens.tolist(), tokens.dtype))
+        self.logits.append(logits + 0)
+        return logits
+
+    def sample(self, logprobs: mx.array) -> mx.array:
+        token = self.sampler(logprobs)
+        self.draws += token.tolist()
+        return token
+
+
+class Stop(Exception):
+    """What a consumer, or a processor, raises."""
+
+
+def failing(call: int) -> Callable[[mx.array, mx.array], mx.array]:
+    calls = count(1)
+
+    def process(_: mx.array, logits: mx.array) -> mx.array:
+        if next(calls) == call:
+            raise Stop
+        return logits
+
+    return process
+
+
+@dataclass(eq=False)
+class Run:
+    """A decode and what was seen of it."""
+
+    case: Case
+    caches: list[Any]
+    witness: Witness
+    tokens: list[int] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
+    flags: list[bool] = field(default_factory=list)
+    # The lengths of the forward passes of the model.
+    blocks: list[int] = field(default_factory=list)
+    # The state of random numbers at the end.
+    random: list[Any] = field(default_factory=list)
+    stats: Any = None
+    drafts: Drafts | None = None
+    # A stream that is still open at its last response.
+    open: Any = None
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of generate_step, without max_tokens."""
+        case, found = self.case, dict[str, Any](self.case.family.options)
+        found["prompt_cache"] = self.caches
+        if case.prefill != 2048:
+            found["prefill_step_size"] = case.prefill
+        if case.sampler:
+            found["sampler"] = self.witness.sample
+        if case.processors or case.sampler:
+            made = PROCESSORS[case.processors]() if case.processors else []
+            # First and last: it sees the raw logits of a row, then the output of all processors.
+            found["logits_processors"] = [self.witness.process, *made, self.witness.process]
+        if case.end == "failure":
+            found["logits_processors"] = [failing(case.n)]
+        return found
+
+    def take(self, steps: Iterator[Any]) -> None:
+        for token, logprobs, *drafted in steps:
+            self.tokens.append(int(token))
+            self.rows.append(logprobs)
+            self.flags.append(bool(drafted and drafted[0]))
+
+    def take_responses(self, responses: Iterator[Any]) -> None:
+        """Until the response with a finish reason, while the generator is open."""
+        self.open = responses
+        for response in responses:
+            self.take(iter([(response.token, response.logprobs, response.from_draft)]))
+            self.stats = getattr(response, "draft", None) or self.stats
+            if response.finish_reason is not None:
+                break
+
+
+def _new(case: Case) -> Run:
+    return Run(case, case.family.caches(), Witness(make_sampler(**SAMPLERS.get(case.sampler, {}))))
+
+
+@cache
+def _plain(case: Case) -> Run:
+    run = _new(case)
+    mx.random.seed(SEED)
+    steps = generate_step(mx.array(case.prompt), model_of(case.family), max_tokens=case.n, **run.options())
+    with suppress(Stop):
+        run.take(steps)
+    run.random = [part.tolist() for part in mx.random.state]
+    mx.eval(run.rows)
+    return run
+
+
+# The ways to end after n tokens. Each gets a run, and what starts it with more options.
+Start = Callable[..., Any]
+
+
+def at_the_limit(run: Run, start: Start) -> None:
+    run.take(start(max_tokens=run.case.n))
+
+
+def by_close(run: Run, start: Start, limit: int = N) -> None:
+    steps = start(max_tokens=limit)
+    run.take(islice(steps, run.case.n))
+    steps.close()
+
+
+def without_a_limit(run: Run, start: Start) -> None:
+    by_close(run, start, limit=-1)
+
+
+def by_throw(run: Run, start: Start) -> None:
+    steps = start(max_tokens=2 * N)
+    run.take(islice(steps, run.case.n))
+    try:
+        steps.throw(Stop())
+    except Stop:
+        return
+    broken("an exception that is thrown into the generator is lost")
+
+
+def in_the_consumer(run: Run, start: Start) -> None:
+    try:
+        for step in start(max_tokens=2 * N):
+            run.take(iter([step]))
+            if len(run.tokens) == run.case.n:
+                raise Stop
+    except Stop:
+        return
+
+
+def by_failure(run: Run, start: Start) -> None:
+    try:
+        run.take(start(max_tokens=N))
+    except Stop:
+        return
+    broken("the error of a logits processor is lost")
+
+
+def at_the_streams_limit(run: Run, start: Start) -> None:
+    run.take_responses(start(tokenizer(), max_tokens=run.case.n))
+
+
+def at_the_end_token(run: Run, start: Start) -> None:
+    run.take_responses(start(tokenizer(run.case.plain().tokens[-1]), max_tokens=N))
+
+
+def by_closing_the_stream(run: Run, start: Start) -> None:
+    responses = start(tokenizer(), max_tokens=N)
+    run.take_responses(islice(responses, run.case.n))
+    responses.close()
+    run.open = None
+
+
+ENDS: dict[str, Callable[[Run, Start], None]] = {
+    "limit": at_the_limit,
+    "close": by_close,
+    "close without a limit": without_a_limit,
+    "throw": by_throw,
+    "consumer": in_the_consumer,
+    "failure": by_failure,
+    "stream's limit": at_the_streams_limit,
+    "end token": at_the_end_token,
+    "stream's close": by_closing_the_stream,
+}
+OF_A_STREAM = ("stream's limit", "end token", "stream's close")
+
+
+def drafted(case: Case, adapter: Adapters, strict: bool = False) -> Run:
+    """A drafted decode. Where the tree is the series (``strict``), with its statistics and with the gate."""
+    run = _new(case)
+    options = run.options()
+    if lacking := sorted(set(options) - adapter.options(case.drafter)):
+        not_offered(f"the adapter's decode takes no {', '.join(lacking)}")
+    if strict:
+        options |= series_options(case)
+        run.stats = options.get("stats")
+    # Longer than what is decoded, so that there are drafts where it ends.
+    run.drafts = Drafts(case.drafter, [*case.prompt, *case.plain(N).tokens])
+    model = model_of(case.family)
+    door = adapter.stream if case.end in OF_A_STREAM else adapter.decode
+    # A draft model is made before anything is drawn.
+    run.drafts.draft_model(model)
+    mx.random.seed(SEED)
+
+    def start(*more: Any, **ends: Any) -> Any:
+        return door(model, case.prompt, run.drafts, *more, **options, **ends)
+
+    try:
+        with fed(model) as run.blocks:
+            ENDS[case.end](run, start)
+    except Exception as error:
+        if isinstance(error, REFUSAL) and not run.tokens:
+            refused(error)
+        broken(f"after {len(run.tokens)} tokens it raises {first_line(error)}")
+    run.random = [part.tolist() for part in mx.random.state]
+    return run
+
+
+def series_options(case: Case) -> dict[str, Any]:
+    """What only the loop of the series takes."""
+    from mlx_lm import draft
+
+    found: dict[str, Any] = {} if case.end in OF_A_STREAM else {"stats": draft.DraftStats()}
+    if case.gated:
+        found["disable_adaptive_gate"] = False
+        if case.drafter not in DRAFT_MODELS:
+            # Fixed costs: nothing here may depend on a clock.
+            found["draft_costs"] = draft.BlockCosts((1, 2, 16), (1.0, 1.2, 3.0))
+    return found
+
+
+def second_turn(case: Case, caches: list[Any], adapter: Adapters | None, drafts: Drafts | None) -> Run:
+    """A turn of six tokens on these caches, plain or with the drafts of a first turn and what they left."""
+    prompt, options = [7, 9], {**case.family.options, "prompt_cache": caches, "max_tokens": 6}
+    run, model = Run(case, caches, Witness(make_sampler())), model_of(case.family)
+    mx.random.seed(SEED)
+    if adapter is None or drafts is None:
+        run.take(generate_step(mx.array(prompt), model, **options))
+    else:
+        run.take(adapter.decode(model, prompt, drafts, **options))
+    return run
+
+
+@cache
+def right_turn(case: Case) -> Run:
+    """The second turn on a copy of the caches that plain decoding leaves."""
+    return second_turn(case, deepcopy(case.plain().caches), None, None)
