@@ -42,9 +42,16 @@ def around(values: Sequence[Any], i: int, j: int) -> Any:
 
 def parity(families: list[Family], drafters: list[str]) -> Iterator[Case]:
     for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
-        sampler = around(["", "", "watched", *SAMPLERS], i, j)
         how = {"prefill": around([2048, 1, 4, 20], j, i), "gated": (i + j) % 3 == 0}
-        yield Case(family, drafter, around(family.prompts, j, i), sampler=sampler, **how)
+        yield Case(family, drafter, around(family.prompts, j, i), **how)
+
+
+def seeds(families: list[Family], drafters: list[str]) -> Iterator[Case]:
+    for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
+        if (i + j) % 2 == 0 or family.name == "llama":
+            how = {"sampler": around(list(SAMPLERS), j, i), "processors": around(["", "", *PROCESSORS], i, j)}
+            end, n = around([("limit", N), ("close", 4), ("limit", N), ("close", 8), ("limit", N)], i, j)
+            yield Case(family, drafter, end=end, n=n, gated=(i + j) % 3 == 0, **how)
 
 
 def exits(families: list[Family], drafters: list[str]) -> Iterator[Case]:
@@ -55,15 +62,16 @@ def exits(families: list[Family], drafters: list[str]) -> Iterator[Case]:
 
 def processors(families: list[Family], drafters: list[str]) -> Iterator[Case]:
     for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
-        sampler, kind = around(["", *SAMPLERS], j, i), around(list(PROCESSORS), i, j)
-        end, n = around([("limit", N), ("close", 4), ("limit", N), ("close", 8), ("limit", N)], j, i)
-        yield Case(family, drafter, end=end, n=n, sampler=sampler, processors=kind)
+        end, n = around([("limit", N), ("close", 4), ("limit", N)], j, i)
+        sampler = "watched" if (i + j) % 2 else ""
+        yield Case(family, drafter, end=end, n=n, sampler=sampler, processors=around(list(PROCESSORS), i, j))
 
 
 def counts(families: list[Family], drafters: list[str]) -> Iterator[Case]:
     depths = [drafter for drafter in drafters if drafter.endswith(" right")]
     for (i, family), (j, length) in product(enumerate(families), enumerate(LENGTHS)):
-        if depths:
+        # In a text that goes round so early, blocks and steps choose others of equal keys in a sparse selection.
+        if depths and not (family.restored and length < min(family.prompts)):
             yield Case(family, around(depths, j, i), length, n=7)
     for j, length in enumerate(GROWTH if depths else ()):
         yield Case(families[0], around(depths, j, 0), length, n=7)
@@ -71,6 +79,7 @@ def counts(families: list[Family], drafters: list[str]) -> Iterator[Case]:
 
 TABLES: dict[str, Callable[[list[Family], list[str]], Iterator[Case]]] = {
     "test_parity": parity,
+    "test_seeds": seeds,
     "test_exits": exits,
     "test_processors": processors,
     "test_counts": counts,
@@ -90,12 +99,13 @@ def rests_on(request: pytest.FixtureRequest, about: Callable[..., None]) -> None
     about(case.family if case else request.getfixturevalue("family"))
 
 
-def ask(case: Case, adapter: Adapters) -> None:
+def ask(case: Case, adapter: Adapters, contract: str) -> None:
     if case.processors and case.plain(N).tokens == Case(case.family, length=case.length).plain(N).tokens:
         not_shown("the processor does not change the text")
-    check(case, adapter)
+    check(case, adapter, contract)
 
 
+@pytest.mark.asked("plain decoding")
 @pytest.mark.contract("C8")
 def test_plain(family: Family, adapter: Adapters, request: pytest.FixtureRequest) -> None:
     """A token takes one forward pass. The steps are noted, for a comparison with another tree bit for bit."""
@@ -115,25 +125,31 @@ def digest(row: mx.array) -> str:
     return hashlib.sha256(bytes(memoryview(row.astype(mx.float32)))).hexdigest()[:8]
 
 
-@pytest.mark.contract("C4")
+@pytest.mark.asked("C4 parity")
 def test_parity(case: Case, adapter: Adapters) -> None:
-    """The tokens and log probabilities of plain decoding, greedy and with a seed."""
-    ask(case, adapter)
+    """The tokens and log probabilities of plain decoding."""
+    ask(case, adapter, "C4")
 
 
-@pytest.mark.contract("C3")
+@pytest.mark.asked("C4 seeds", promised=False)
+def test_seeds(case: Case, adapter: Adapters) -> None:
+    """A seed gives the tokens that it gives to plain decoding, with any sampler."""
+    ask(case, adapter, "C4")
+
+
+@pytest.mark.asked("C3 exits", promised=False)
 def test_exits(case: Case, adapter: Adapters) -> None:
     """However it ends, the caches hold the prompt and what was yielded."""
-    ask(case, adapter)
+    ask(case, adapter, "C3")
 
 
-@pytest.mark.contract("C5")
+@pytest.mark.asked("C5 processors")
 def test_processors(case: Case, adapter: Adapters) -> None:
     """They are shown the prompt and each token before, and what they make of it is what is drawn."""
-    ask(case, adapter)
+    ask(case, adapter, "C5")
 
 
 @pytest.mark.contract("C8")
 def test_counts(case: Case, adapter: Adapters) -> None:
     """One forward pass for each cycle, at each length of a prompt."""
-    ask(case, adapter)
+    ask(case, adapter, "C8")

@@ -1,4 +1,4 @@
-"""C4 where blocks are inexact: a margin decides near ties by single steps, so the tokens are those of plain decoding."""
+"""C4 where blocks are inexact: a margin has near ties decided by single steps, so no token is another one."""
 
 from __future__ import annotations
 

@@ -49,6 +49,16 @@ class Plugin:
         if "command" in metafunc.fixturenames and "adapter" in metafunc.fixturenames:
             metafunc.parametrize("command", dict.fromkeys([*COMMANDS, *self.adapters.commands]))
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        """The series refuses nothing, and a test of it that could not have failed is a failure."""
+        report = yield
+        error = call.excinfo.value if call.excinfo else None
+        said = str(error.msg) if isinstance(error, pytest.skip.Exception) else ""
+        if self.adapters.is_series and said.startswith(("not shown", "refused")):
+            report.outcome, report.longrepr = "failed", said
+        return report
+
     @pytest.fixture
     def about(self, record_property: Callable[[str, object], None]) -> Callable[..., None]:
         """Note what a test is about and what that rests on: a test follows from a failed one of what it rests on."""

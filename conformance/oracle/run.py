@@ -17,6 +17,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from conformance.adapters import DRAFT_MODELS, Adapters, Drafts
 from conformance.oracle.findings import REFUSAL, broken, first_line, not_offered, refused
 from conformance.oracle.recorder import fed
+from conformance.oracle.whole import WHOLE
 from conformance.subjects.decoded import VOCAB, Family, model_of, prompt_of
 from conformance.subjects.families import tokenizer
 
@@ -300,15 +301,15 @@ def drafted(case: Case, adapter: Adapters, strict: bool = False) -> Run:
         options |= series_options(case)
         run.stats = options.get("stats")
     # Longer than what is decoded, so that there are drafts where it ends.
-    run.drafts = Drafts(case.drafter, [*case.prompt, *case.plain(N).tokens])
+    run.drafts = drafts = Drafts(case.drafter, [*case.prompt, *case.plain(N).tokens])
     model = model_of(case.family)
-    door = adapter.stream if case.end in OF_A_STREAM else adapter.decode
+    door: Callable[..., Any] = adapter.stream if case.end in OF_A_STREAM else adapter.decode
     # A draft model is made before anything is drawn.
-    run.drafts.draft_model(model)
+    drafts.draft_model(model)
     mx.random.seed(SEED)
 
     def start(*more: Any, **ends: Any) -> Any:
-        return door(model, case.prompt, run.drafts, *more, **options, **ends)
+        return door(model, case.prompt, drafts, *more, **options, **ends)
 
     try:
         with fed(model) as run.blocks:
@@ -326,7 +327,8 @@ def series_options(case: Case) -> dict[str, Any]:
     from mlx_lm import draft
 
     found: dict[str, Any] = {} if case.end in OF_A_STREAM else {"stats": draft.DraftStats()}
-    if case.gated:
+    # The core of the series has no gate.
+    if case.gated and WHOLE:
         found["disable_adaptive_gate"] = False
         if case.drafter not in DRAFT_MODELS:
             # Fixed costs: nothing here may depend on a clock.

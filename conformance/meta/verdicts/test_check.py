@@ -21,7 +21,8 @@ from conformance.__main__ import DRAFT_TYPES, main
 from conformance.check import check, probe
 from conformance.check.prompts import Unusable, built_in, encode, from_file
 from conformance.subjects.families import model_of
-from conformance.testing.faults.models import OfAnotherKernel, trim_and_swap_the_last_rows, trim_one_short
+from conformance.subjects.inexact import OfAnotherKernel
+from conformance.testing.faults.models import trim_and_swap_the_last_rows, trim_one_short
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

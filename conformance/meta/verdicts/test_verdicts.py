@@ -24,7 +24,8 @@ from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, j
 from conformance.drafters import Scripted
 from conformance.oracle.recorder import Recording, Task, plain
 from conformance.subjects.families import VOCAB, model_of, mutant
-from conformance.testing.faults.models import FAULTS, OfAnotherKernel
+from conformance.subjects.inexact import OfAnotherKernel
+from conformance.testing.faults.models import FAULTS
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

@@ -1,1 +1,0 @@
-"""C3: however generation ends, the cache holds exactly the yielded tokens."""

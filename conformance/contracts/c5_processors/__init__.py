@@ -1,1 +1,0 @@
-"""C5: logits processors see the same tokens as in plain decoding."""

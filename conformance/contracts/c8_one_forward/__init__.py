@@ -1,1 +1,0 @@
-"""C8: one forward pass for each cycle, and no token is fed twice without need."""
