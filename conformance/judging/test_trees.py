@@ -17,7 +17,7 @@ from conformance.judging.run import Run
 from conformance.series.patches import commits, unpack
 
 FULL = os.environ.get("CONFORMANCE_PROFILE") == "full"
-DECODING = "conformance/contracts/c4_parity/test_through_adapter.py"
+DECODING = "conformance/contracts/test_decoding.py"
 # Faults of the release that no test of one tree can see: other bits, and another fault where one is known.
 COMPARED = [
     Fault(
