@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
@@ -93,6 +94,36 @@ def pytest_collection_finish() -> None:
 def pytest_report_header() -> str:
     versions = f"mlx-lm {mlx_lm.__version__} at {mlx_lm.__file__}, mlx {version('mlx')}"
     return f"{versions} on {mx.default_device()}"
+
+
+# How to start the environments of tox.ini that have a script of their own, or need to know more.
+STARTS = {
+    "patched": "scripts/check.sh",
+    "smollm2": "scripts/check.sh --model smollm2",
+    "series": "scripts/tox.sh -e selftest -- -m series",
+    "stage": "scripts/check.sh --stage {STAGE}",
+    "tree": "scripts/check.sh --tree {TREE}",
+    "port": "PORT_CHECKOUT={PORT_CHECKOUT} scripts/tox.sh -e port --",
+}
+# Where tests run that patched leaves out.
+MARKED = {"series": "series", "repository": "selftest", "selftest": "selftest", "real_model": "smollm2"}
+
+
+def again(report: pytest.CollectReport | pytest.TestReport) -> str:
+    """The command that runs only this test, also in a clone where nothing was made yet."""
+    marked = next((name for mark, name in MARKED.items() if mark in report.keywords), "patched")
+    name = os.environ.get("TOX_ENV_NAME", marked) if marked != "series" else marked
+    quoted = {name: shlex.quote(value) for name, value in os.environ.items()}
+    start = STARTS.get(name, f"scripts/tox.sh -e {name} --").format_map(quoted)
+    return f"{start} {shlex.quote(report.nodeid)}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Below the failures, how to run only these."""
+    failed = terminalreporter.stats.get("failed", []) + terminalreporter.stats.get("error", [])
+    if failed:
+        terminalreporter.section("to run only one of them")
+        terminalreporter.write("".join(f"{command}\n" for command in dict.fromkeys(map(again, failed))))
 
 
 @pytest.fixture(scope="session")
