@@ -59,7 +59,7 @@ SELFTEST = ("conformance/meta/tools/", "conformance/meta/verdicts/", "conformanc
 # These tests wait for other processes. Those that wait longest come first.
 WAITING = (
     "server/test_stops.py",
-    "upstream/own_tests/",
+    "upstream/test_upstream.py",
     "repository/test_upstream_faults.py",
     "server/",
     "contracts/c9_",

@@ -1,0 +1,46 @@
+"""Upstream's own tests and those of the patches pass on the patched tree, and no more fail than on the release.
+
+They run offline. A tiny model with random weights stands in for the one hub model that they load.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from conformance.series.patches import PATCHES, commits, own_tests, unpack
+from conformance.series.trees import run_tests
+from conformance.series.upstream_tests import AS_ON_STOCK, FILES, FLAT, KNOWN, outcome, with_model
+
+pytestmark = pytest.mark.patched_source
+
+# Files that upstream has too are tested below.
+OWN = sorted({file for patch in PATCHES for file in own_tests(patch.read_text()) if Path(file).stem not in FILES})
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole series."""
+    return with_model(unpack(commits()[-1], tmp_path_factory.mktemp("tree")))
+
+
+def test_the_patched_tree_fails_nothing_more(patched: Path, tmp_path: Path) -> None:
+    """Tests that fail with the series also fail on the release. Only these run on the release."""
+    passed, failed = outcome(patched, [f"{name}.py" for name in FILES])
+    assert passed > 100
+    if not mx.metal.is_available():
+        assert failed <= set(KNOWN), f"these fail: {', '.join(failed - set(KNOWN))}"
+    # A sampled text may differ between runs.
+    steady = {test for test in failed if KNOWN.get(test) != FLAT}
+    if steady:
+        _, on_the_release = outcome(with_model(unpack(commits()[0], tmp_path)), sorted(steady))
+        assert steady <= on_the_release, f"these pass on the release: {', '.join(steady - on_the_release)}"
+
+
+@pytest.mark.parametrize("file", OWN)
+def test_the_tests_of_the_patches_pass(file: str, patched: Path) -> None:
+    """The tests of earlier patches still pass with the later patches."""
+    done = run_tests(patched, file, *AS_ON_STOCK)
+    assert done.returncode == 0, done.said[-3000:]
