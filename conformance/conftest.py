@@ -19,8 +19,6 @@ from mlx_lm import load
 
 from conformance import FIXTURE
 from conformance.adapters import Adapters
-from conformance.doors.server.clients import Reference
-from conformance.doors.server.process import FAST, Server, planted, serve
 from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
 from conformance.judging import plugin as judging
@@ -147,21 +145,6 @@ def uncompiled() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
-
-
-@pytest.fixture(scope="session")
-def right() -> Iterator[Reference]:
-    """The right answers to requests, of a server without drafts, other clients and caches."""
-    with serve("--prompt-cache-size", "0", env=FAST) as server:
-        yield Reference(server)
-
-
-@pytest.fixture
-def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server with a planted fault, or with a helper that makes a fault visible."""
-    options: tuple[str, ...] = getattr(request.module, "OPTIONS", ())
-    with serve(*options, env=FAST | planted(request.param, tmp_path)) as server:
-        yield server
 
 
 @pytest.fixture

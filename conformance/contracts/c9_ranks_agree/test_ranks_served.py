@@ -21,9 +21,10 @@ import requests
 from conformance import FIXTURE
 from conformance.doors.programs import run
 from conformance.doors.ranks import ranks_of
-from conformance.doors.server.clients import GATE_OFF, Reference
 from conformance.doors.server.process import Client, free_ports, serve
-from conformance.doors.server.sessions import Session, check_ends
+from conformance.doors.server.requests import Right
+from conformance.server.sessions import Session, check_ends
+from conformance.server.traffic import GATE_OFF
 from conformance.subjects.prompts import PROMPTS
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
 
@@ -122,16 +123,16 @@ SPLIT: dict[str, tuple[str, list[str], list[dict[str, Any]], float]] = {
 }
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("how", SPLIT)
 def test_a_session_with_prefixes(tmp_path: Path, how: str) -> None:
     """Both ranks go on from the same place, which is as near as on one rank."""
     name, options, drafts, noise = SPLIT[how]
     model = save(name, tmp_path, ENDED_TEMPLATE, **ENDED)
-    with serve("--prompt-cache-size", "0", model=model) as alone:
-        cold = Reference(alone)
-        for draft in drafts:
-            with serve_on_ranks(tmp_path, model, "--prompt-cache-checkpoints", "99", *options) as client:
-                check_ends(Session(client, cold, model, draft, noise))
+    right = Right()
+    for draft in drafts:
+        with serve_on_ranks(tmp_path, model, "--prompt-cache-checkpoints", "99", *options) as client:
+            check_ends(Session(client, right, str(model), draft, noise))
 
 
 def chat(*options: str) -> list[str]:

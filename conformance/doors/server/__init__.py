@@ -1,1 +1,1 @@
-"""A real server process, its clients and their requests."""
+"""A server in a process or a thread, its clients, their requests, and the right answers."""

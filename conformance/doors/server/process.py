@@ -1,58 +1,67 @@
-"""Start a real `mlx_lm.server` process on loopback, and talk to it with a small client.
+"""Start `mlx_lm.server`, as a program or in a thread of this process, and talk to it.
 
-with serve("--draft-type", "auto") as server:
+with inside("--draft-type", "auto") as server:
     answer = server.post({"messages": [...], "max_tokens": 8})
 """
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import requests
 
 from conformance import FIXTURE, ROOT
 from conformance.doors.programs import Program, program
 
-CHAT = "/v1/chat/completions"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 # Each compiled function would start a C++ compiler.
 FAST = {"MLX_DISABLE_COMPILE": "1"}
-TEXT = "/v1/completions"
 # No answer takes this long: such a request hangs.
 TIMEOUT = 60.0
 # The longest time to load a large model from a slow disk.
 START_TIMEOUT = 300.0
 TAIL = 4000
 ABORT = "terminate called without an active exception\n"
+Body = dict[str, Any]
 
 
 class ServerFailed(AssertionError):
     """The server did not start, died or did not stop. The message has the end of its log."""
 
 
-@dataclass
-class Stream:
-    """The events of a streamed request, and whether the stream ended correctly."""
+def events(lines: Iterable[bytes]) -> Iterator[Body]:
+    """The events of a stream, which ends with an error or as it has to. Comments keep the connection alive."""
+    for line in lines:
+        if line == b"data: [DONE]":
+            return
+        if line.startswith(b"data: "):
+            event: Body = json.loads(line.removeprefix(b"data: "))
+            yield event
+            if "error" in event:
+                return
+    raise AssertionError("the stream has no end")
 
-    status: int
-    events: list[dict[str, Any]]
-    done: bool
-    body: str = ""
 
-    @property
-    def text(self) -> str:
-        choices = [c for e in self.events for c in e.get("choices", [])]
-        return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
+def text_of(event: Body) -> str:
+    found = [choice.get("text") or choice.get("delta", {}).get("content") for choice in event["choices"]]
+    return "".join(filter(None, found))
 
 
 class Client:
@@ -62,37 +71,30 @@ class Client:
         self.url = url
         self.timeout = timeout
 
-    def post(self, body: Any, path: str = CHAT) -> requests.Response:
-        """Send a body, as JSON unless it is bytes, and read the whole answer."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    def post(self, body: Any, path: str = CHAT, stream: bool = False) -> requests.Response:
         headers = {"Content-Type": "application/json"}
-        return requests.post(self.url + path, data=data, headers=headers, timeout=self.timeout)
+        data = json.dumps(body).encode()
+        return requests.post(self.url + path, data=data, headers=headers, timeout=self.timeout, stream=stream)
 
-    def stream(self, body: dict[str, Any], path: str = CHAT) -> Stream:
-        """Send a body with ``stream`` set, and read the events to the end."""
-        response = self.post({**body, "stream": True}, path)
-        return read_stream(response)
+    def get(self, page: str) -> requests.Response:
+        return requests.get(self.url + page, timeout=self.timeout)
+
+    def stream(self, body: Body, path: str = CHAT) -> Generator[Body, None, None]:
+        """The events of a streamed request as they come. Closing the generator closes the connection."""
+        with self.post(body | {"stream": True}, path, stream=True) as response:
+            if response.status_code != 200:
+                yield response.json()
+            else:
+                yield from events(response.iter_lines())
+
+    def pieces(self, body: Body, path: str = CHAT) -> Generator[str, None, None]:
+        """The pieces of text of a streamed request as they come."""
+        for event in self.stream(body, path):
+            assert "error" not in event, event
+            yield text_of(event)
 
     def healthy(self) -> bool:
-        return bool(requests.get(self.url + "/health", timeout=self.timeout).status_code == 200)
-
-    def raw(self, request: bytes) -> bytes:
-        """Send raw bytes, close the sending side, and read until the server closes."""
-        host, port = self.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=self.timeout) as connection:
-            connection.sendall(request)
-            # The server may have answered and closed already.
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_WR)
-            return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-def read_stream(response: requests.Response) -> Stream:
-    """The events of a whole answer. Comments, which keep the connection alive, are skipped."""
-    lines = [line for line in response.content.decode().split("\n\n") if line.startswith("data: ")]
-    done = bool(lines) and lines[-1] == "data: [DONE]"
-    events = [json.loads(line.removeprefix("data: ")) for line in lines[: -1 if done else None]]
-    return Stream(response.status_code, events, done, response.text)
+        return bool(self.get("/health").status_code == 200)
 
 
 class Server(Client):
@@ -113,11 +115,9 @@ class Server(Client):
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline:
             self.check_alive()
-            try:
+            with suppress(requests.ConnectionError):
                 if self.healthy():
                     return
-            except requests.ConnectionError:
-                pass
             time.sleep(0.1)
         raise ServerFailed(f"the server did not answer /health\n{self.log[-TAIL:]}")
 
@@ -144,10 +144,9 @@ class Server(Client):
             raise ServerFailed(f"the server stopped with {code}\n{self.log[-TAIL:]}")
 
 
-def planted(fault: Callable[[], None], folder: Path, *more: Callable[[], None]) -> dict[str, str]:
-    """The environment variables of a process that starts with a fault, or with a helper that shows one."""
-    calls = (f"from {one.__module__} import {one.__name__}\n{one.__name__}()\n" for one in (fault, *more))
-    (folder / "sitecustomize.py").write_text("".join(calls))
+def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
+    """The environment variables of a process that calls a function when it starts."""
+    (folder / "sitecustomize.py").write_text(f"from {fault.__module__} import {fault.__name__}\n{fault.__name__}()\n")
     path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path)}
 
@@ -184,3 +183,89 @@ def serve(
         finally:
             process.kill()
             process.wait()
+
+
+def without_frames(record: logging.LogRecord) -> bool:
+    """Keep the text of an exception only: a record that pytest keeps would hold what a request computed."""
+    if record.exc_info:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+        record.exc_info = None
+    return True
+
+
+class Inside(Client):
+    """A client of a server that runs in a thread, with all that its main function does but the signals."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self._ready = threading.Event()
+        self._log = io.StringIO()
+        self._httpd: ThreadingHTTPServer | None = None
+        # mlx_lm's ResponseGenerator, whose thread decodes.
+        self.generator: Any = None
+
+    @property
+    def log(self) -> str:
+        return self._log.getvalue()
+
+    def run(self, main: Callable[[], None]) -> None:
+        handler, root = logging.StreamHandler(self._log), logging.getLogger()
+        level = root.level
+        root.addHandler(handler)
+        root.addFilter(without_frames)
+        root.setLevel(logging.INFO)
+        try:
+            main()
+        finally:
+            root.removeHandler(handler)
+            root.removeFilter(without_frames)
+            root.setLevel(level)
+            self._ready.set()
+
+    def listen(self, run: Callable[..., None], host: str, port: int, generator: Any) -> None:
+        """In place of a function of mlx_lm.server, which is ``run``: note what it makes, and end with it."""
+        server = self
+
+        class Httpd(ThreadingHTTPServer):
+            def server_activate(self) -> None:
+                super().server_activate()
+                server.url = f"http://127.0.0.1:{self.server_port}"
+                server._httpd, server.generator = self, generator
+                server._ready.set()
+
+        try:
+            run(host, port, generator, Httpd)
+        finally:
+            generator.stop_and_join()
+
+    def wait_until_ready(self) -> None:
+        self._ready.wait(START_TIMEOUT)
+        if self._httpd is None:
+            raise ServerFailed(f"the server did not start\n{self.log[-TAIL:]}")
+
+    def stop(self, thread: threading.Thread) -> None:
+        if self._httpd is not None:
+            self._httpd.shutdown()
+            self._httpd.server_close()
+        thread.join(self.timeout)
+        if thread.is_alive():
+            raise ServerFailed(f"the server did not stop\n{self.log[-TAIL:]}")
+
+
+@contextmanager
+def inside(*args: str, model: str | Path = FIXTURE) -> Iterator[Inside]:
+    """Start a server in a thread, which takes no time, and yield it."""
+    from mlx_lm import server as module
+
+    server = Inside()
+    # A daemon, as the generation thread that it starts: a server that does not stop is a failure and no more.
+    thread = threading.Thread(target=server.run, args=[module.main], daemon=True)
+    argv = ["mlx_lm.server", "--model", str(model), "--port", "0", *args]
+    listen = partial(server.listen, module._run_http_server)
+    with patch.object(sys, "argv", argv), patch.object(module, "_run_http_server", listen):
+        thread.start()
+        server.wait_until_ready()
+    try:
+        yield server
+    finally:
+        server.stop(thread)

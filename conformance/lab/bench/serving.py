@@ -19,8 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from conformance.doors.server.process import CHAT, Client, serve
-from conformance.doors.server.traffic import follow
+from conformance.doors.server.process import Client, serve
 from conformance.lab.bench import models
 from conformance.lab.bench.cells import Row, spread
 from conformance.lab.bench.models import Subject
@@ -72,10 +71,10 @@ def burst(server: Client, names: Sequence[str], draft_type: str, tokens: int, wa
 def first_token(server: Client, draft_type: str, tokens: int) -> Burst:
     """Send one more request while others are answered. The rate is one over the seconds to its first token."""
     with ThreadPoolExecutor(BUSY) as pool:
-        busy = [follow(server, CHAT, body(COPIES[i % 2], draft_type, tokens)) for i in range(BUSY)]
+        busy = [server.pieces(body(COPIES[i % 2], draft_type, tokens)) for i in range(BUSY)]
         begun = list(pool.map(next, busy))
         start = time.perf_counter()
-        with closing(follow(server, CHAT, body("delete", draft_type, tokens))) as pieces:
+        with closing(server.pieces(body("delete", draft_type, tokens))) as pieces:
             first = next(pieces)
             seconds = time.perf_counter() - start
             rest = list(pool.map("".join, busy))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mlx_lm.draft import verify
 
-from conformance.doors.server.clients import EDIT
+from conformance.server.traffic import EDIT
 from conformance.smollm2 import checks
 from conformance.smollm2.tasks import encode
 from conformance.subjects.prompts import PROMPTS

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from conformance.doors.server.clients import Reference, load
-from conformance.doors.server.process import CHAT, Client
-from conformance.doors.server.traffic import Answer, Body, Request
+from conformance.doors.server.process import CHAT, Body, Client
+from conformance.doors.server.requests import Answer, Request, Right, judge, load
+from conformance.oracle.findings import broken
 from conformance.subjects.prompts import Message
 from conformance.subjects.tiny import CHARACTERS
 
@@ -33,14 +30,14 @@ def shared(a: str, b: str) -> int:
 
 
 class Session:
-    """Requests to a server, whose answers are those of a cold one. Every second is streamed, and two of three draft.
+    """Requests to a server, with the right answers. Every second is streamed, and two of three draft.
 
-    It counts the tokens that are fed, and those that are new.
+    It counts the tokens that are fed, and those that are new. ``by`` is what drafts for all requests.
     """
 
-    def __init__(self, server: Client, cold: Reference, model: Path, draft: Body, noise: float = 0.0) -> None:
-        self.server, self.cold, self.draft, self.noise = server, cold, draft, noise
-        self.body: Body = {"model": str(model), "max_tokens": 20, "logprobs": True}
+    def __init__(self, server: Client, right: Right, model: str, draft: Body, noise: float = 0.0, by: str = "") -> None:
+        self.server, self.right, self.draft, self.noise, self.by = server, right, draft, noise, by
+        self.body: Body = {"model": model, "max_tokens": 20, "logprobs": True}
         # Prompts with their answers. For each prompt, what was found, and the last message end that is known.
         self.known: list[str] = []
         self.found: list[int] = []
@@ -51,22 +48,15 @@ class Session:
         """The answers to conversations, which are sent at the same time."""
         bodies = [self.body | {"messages": messages} | more for messages in conversations]
         draft = self.draft if len(self.known) % 3 else {}
-        requests = [Request(CHAT, body, draft, streamed=len(self.known) % 2 == 1) for body in bodies]
+        requests = [Request(CHAT, body, draft, self.by, streamed=len(self.known) % 2 == 1) for body in bodies]
         answers = load(self.server, requests, len(requests))
         prompts = [tokens_of(messages) for messages in conversations]
         for prompt, request, answer in zip(prompts, requests, answers, strict=True):
-            self.check(request, answer)
+            judge(request, answer, self.right(request), self.noise)
             self.count(prompt, answer)
         ends = [answer.text + END * (answer.finish_reason == "stop") for answer in answers]
         self.known += [prompt + end for prompt, end in zip(prompts, ends, strict=True)]
         return [{"role": "assistant", "content": answer.text} for answer in answers]
-
-    def check(self, request: Request, answer: Answer) -> None:
-        right = self.cold(request)
-        assert (answer.text, answer.finish_reason) == (right.text, right.finish_reason), request
-        (tokens, logprobs), (others, expected) = (zip(*one.logprobs, strict=True) for one in (answer, right))
-        assert tokens == others
-        assert logprobs == pytest.approx(expected, rel=0, abs=self.noise), request
 
     def count(self, prompt: str, answer: Answer) -> None:
         assert answer.usage["prompt_tokens"] == len(prompt)
@@ -109,4 +99,6 @@ def talk(session: Session) -> None:
 def check_ends(session: Session) -> None:
     """The last end of a message that an earlier prompt has too is found, or more."""
     talk(session)
-    assert session.found == [max(pair) for pair in zip(session.found, session.ends, strict=True)], session.ends
+    for i, (found, end) in enumerate(zip(session.found, session.ends, strict=True)):
+        if found < end:
+            broken(f"prompt {i} of the session finds {found} tokens cached, and {end} of an earlier one are known")

@@ -1,6 +1,6 @@
-"""Requests that follow each other or come together, asked through the adapters that fit, as scripts/judge.sh does.
+"""Requests that follow each other or come together, to the server of any tree.
 
-Each is answered as if it were the only one: as generate_step answers the whole prompt.
+Each is answered as if it were the only one: as the library decodes the whole prompt.
 """
 
 from __future__ import annotations
@@ -8,25 +8,20 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from contextlib import ExitStack
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 import requests
-from mlx_lm import load
-from mlx_lm.generate import generate_step
-from mlx_lm.sample_utils import make_logits_processors
 
 from conformance.adapters import FIXTURE, Adapters
-from conformance.doors.server.process import TEXT, Server, ServerFailed, serve
+from conformance.doors.server.process import TEXT, Client, ServerFailed, serve
+from conformance.doors.server.requests import Request, Right
 from conformance.oracle.findings import broken, not_offered, not_shown
 from conformance.subjects.tiny import save
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
 # The models, and the classes of their caches.
 MODELS = {"fixture": ("llama", "KVCache"), "gemma3_text": ("RotatingKVCache",), "qwen3_next": ("ArraysCache",)}
 # Models whose layers take no mask.
@@ -34,29 +29,32 @@ RECURRENT = ("mamba", "rwkv7", "jamba", "recurrent_gemma")
 # After which lengths of the first answer the second request goes on.
 LENGTHS = (5, 6, 7, 12)
 NEXT = 10
-PENALTY = {"repetition_penalty": 1.8, "repetition_context_size": 200}
+PENALTY: dict[str, Any] = {"repetition_penalty": 1.8, "repetition_context_size": 200}
 TEXT_OF_THE_FIXTURE = "total = 0\nfor name, amount in rows:\n    total += amount\nprint(total)"
+RIGHT = Right()
 
 
 class Served:
-    """A server with one of the models, or how it failed."""
+    """A server with one of the models, or why there is none."""
 
-    def __init__(self, model: str, path: str, server: Server) -> None:
+    def __init__(self, model: str, path: str, server: Client | str) -> None:
         self.model, self.path, self.server = model, path, server
 
     def prompt(self, n: int) -> str:
         """No two of these share a beginning, and all are longer than a window."""
         letters = string.ascii_letters[n:] + string.ascii_letters[:n]
-        if self.model == "fixture":
-            return (
-                f"{n}.<|user|>Change `total` to `{letters[:3]}`.\n```\n{TEXT_OF_THE_FIXTURE}\n```<|end|><|assistant|>"
-            )
-        return letters[:20] + letters[3:9] + letters[:7]
+        if self.model != "fixture":
+            return letters[:20] + letters[3:9] + letters[:7]
+        return f"{n}.<|user|>Change `total` to `{letters[:3]}`.\n```\n{TEXT_OF_THE_FIXTURE}\n```<|end|><|assistant|>"
+
+    def request(self, prompt: str, n: int, **fields: Any) -> Request:
+        return Request(TEXT, {"model": self.path, "prompt": prompt, "max_tokens": n, "temperature": 0, **fields})
 
     def ask(self, prompt: str, n: int, **fields: Any) -> str:
-        body = {"model": self.path, "prompt": prompt, "max_tokens": n, "temperature": 0, **fields}
+        if isinstance(self.server, str):
+            broken(f"the server fails: {self.server}")
         try:
-            answer = self.server.post(body, TEXT)
+            answer = self.server.post(self.request(prompt, n, **fields).body, TEXT)
         except requests.RequestException as error:
             broken(f"the server gives no answer: {type(error).__name__}")
         if answer.status_code != 200:
@@ -64,66 +62,61 @@ class Served:
         # Some releases drop the space that an answer begins with.
         return str(answer.json()["choices"][0]["text"]).strip()
 
-    def right(self, prompt: str, n: int, **penalty: Any) -> str:
-        """What plain decoding of the whole prompt gives."""
-        network, tokenizer = loaded(self.path)
-        options = {"max_tokens": n, "logits_processors": make_logits_processors(None, **penalty)}
-        steps = generate_step(mx.array(tokenizer.encode(prompt)), network, **options)
-        tokens = takewhile(lambda token: token not in tokenizer.eos_token_ids, (int(token) for token, _ in steps))
-        return str(tokenizer.decode(list(tokens))).strip()
+    def right(self, prompt: str, n: int, **fields: Any) -> str:
+        return RIGHT(self.request(prompt, n, **fields)).text.strip()
 
-    def check(self, prompt: str, n: int, what: str, got: str | None = None) -> str:
-        text, expected = self.ask(prompt, n) if got is None else got, self.right(prompt, n)
-        if text != expected:
+    def check(self, what: str, prompt: str, n: int, got: str | None = None, **fields: Any) -> None:
+        text = self.ask(prompt, n, **fields) if got is None else got
+        if text != (expected := self.right(prompt, n, **fields)):
             broken(f"{text!r} instead of {expected!r}, {what}", f"prompt: {prompt!r}")
-        return text
 
 
-@cache
-def loaded(path: str) -> Any:
-    return load(path)
+def start(stack: ExitStack, model: str, path: str, *options: str) -> Served:
+    try:
+        return Served(model, path, stack.enter_context(serve(*options, model=path)))
+    except ServerFailed as error:
+        return Served(model, path, str(error).strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module", params=[(model, how) for model in MODELS for how in ("plain", "drafted")], ids="-".join)
-def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served | str]:
+def started(
+    request: pytest.FixtureRequest, adapter: Adapters, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     model, how = request.param
     if model != "fixture" and find_spec(f"mlx_lm.models.{model}") is None:
         not_offered(f"the tree has no mlx_lm.models.{model}")
-    options = request.getfixturevalue("adapter").commands.get("server")
-    if how == "drafted" and not options:
+    options = adapter.commands.get("server") if how == "drafted" else []
+    if options is None:
         not_offered("the adapter has nothing that turns drafting on in a server")
     path = FIXTURE if model == "fixture" else str(save(model, Path(tmp_path_factory.mktemp("served"))))
-    chosen = [path if option == FIXTURE else option for option in options or ()] if how == "drafted" else []
-    try:
-        with serve(*chosen, model=path) as server:
-            yield Served(model, path, server)
-    except ServerFailed as error:
-        yield f"the server fails: {str(error).strip().splitlines()[-1]}"
+    with ExitStack() as stack:
+        yield start(stack, model, path, *(path if option == FIXTURE else option for option in options))
 
 
 @pytest.fixture
-def served(started: Served | str, about: Callable[..., None]) -> Served:
-    if isinstance(started, str):
-        broken(started)
+def served(started: Served, about: Callable[..., None]) -> Served:
     about(started.model, *MODELS[started.model])
     return started
 
 
-def test_prefixes(served: Served, adapter: Adapters) -> None:
+@pytest.mark.asked("C3 server prefixes")
+def test_prefixes(served: Served) -> None:
     """A request that goes on from an answer is answered as if nothing were cached."""
     for n in LENGTHS:
         prompt = served.prompt(n)
         prompt += served.ask(prompt, n) + "abc"
-        served.check(prompt, NEXT, f"in what follows an answer of {n} tokens")
+        served.check(f"in what follows an answer of {n} tokens", prompt, NEXT)
 
 
-def test_one_prompt_twice(served: Served, adapter: Adapters) -> None:
+@pytest.mark.asked("C3 server prefixes")
+def test_one_prompt_twice(served: Served) -> None:
     """The second time the whole prompt is cached."""
-    for time in ("the first", "the second", "the third"):
-        served.check(f"{served.prompt(20)}total", NEXT, f"{time} time that the prompt is sent")
+    for time in ("first", "second", "third"):
+        served.check(f"the {time} time that the prompt is sent", f"{served.prompt(20)}total", NEXT)
 
 
-def test_seeds(served: Served, adapter: Adapters) -> None:
+@pytest.mark.asked("C4 server seeds")
+def test_seeds(served: Served) -> None:
     """A seed gives its text again, and another seed another text.
 
     At a temperature of 1 drafts are accepted, but most seeds give the same text. At 2 it is the other way round.
@@ -136,16 +129,15 @@ def test_seeds(served: Served, adapter: Adapters) -> None:
         broken(f"the seeds 1, 2 and 3 all give {texts[0]!r}")
 
 
-def test_a_penalty_on_a_cached_prompt(served: Served, adapter: Adapters) -> None:
+@pytest.mark.asked("C5 server processors")
+def test_a_penalty_on_a_cached_prompt(served: Served) -> None:
     """Processors are shown the part of the prompt that was cached too."""
     prompt = served.prompt(22)
     prompt += served.ask(prompt, NEXT) + "abc"
     served.ask(prompt, 1)
-    text, right = served.ask(prompt, NEXT, **PENALTY), served.right(prompt, NEXT, **PENALTY)
-    if right == served.right(prompt, NEXT):
+    if served.right(prompt, NEXT) == served.right(prompt, NEXT, **PENALTY):
         not_shown("the penalty does not change the text")
-    if text != right:
-        broken(f"{text!r} instead of {right!r}, with a penalty on a prompt that was cached", f"prompt: {prompt!r}")
+    served.check("with a penalty on a prompt that was cached", prompt, NEXT, **PENALTY)
 
 
 def check_clients(served: Served, wanted: list[tuple[str, int]]) -> None:
@@ -153,14 +145,16 @@ def check_clients(served: Served, wanted: list[tuple[str, int]]) -> None:
     with ThreadPoolExecutor(len(wanted)) as clients:
         texts = list(clients.map(lambda one: served.ask(*one), wanted))
     for (prompt, n), text in zip(wanted, texts, strict=True):
-        served.check(prompt, n, "with other clients at once", text)
+        served.check("with other clients at once", prompt, n, text)
 
 
+@pytest.mark.asked("C10 server clients")
 @pytest.mark.contract("C10")
-def test_clients_at_once(served: Served, adapter: Adapters) -> None:
+def test_clients_at_once(served: Served) -> None:
     check_clients(served, [(served.prompt(23), 96), (served.prompt(24)[5:], 40), (served.prompt(25), 72)])
 
 
+@pytest.mark.asked("C10 server clients")
 @pytest.mark.contract("C10")
 @pytest.mark.parametrize("model", RECURRENT)
 def test_clients_of_a_recurrent_model(
@@ -169,11 +163,10 @@ def test_clients_of_a_recurrent_model(
     about(model, "ArraysCache")
     if find_spec(f"mlx_lm.models.{model}") is None:
         not_offered(f"the tree has no mlx_lm.models.{model}")
-    path = str(save(model, tmp_path))
-    with serve(model=path) as server:
-        served = Served(model, path, server)
+    with ExitStack() as stack:
+        served = start(stack, model, str(save(model, tmp_path)))
         prompts = [served.prompt(n)[: 3 * n] for n in range(1, 13)]
         # Some have a part of their prompt in the cache, which others then go on from.
         for prompt in prompts[::4]:
-            served.check(prompt[:6], 4, "alone")
+            served.check("alone", prompt[:6], 4)
         check_clients(served, [(prompt, 24) for prompt in prompts])

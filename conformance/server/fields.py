@@ -1,4 +1,4 @@
-"""Random request bodies for mlx_lm.server: valid ones, and ones with junk in some places."""
+"""The fields of requests: what may be sent in each, and what a server has to refuse. Also random bodies and junk."""
 
 from __future__ import annotations
 
@@ -42,43 +42,61 @@ MESSAGE = st.fixed_dictionaries(
     optional={"tool_calls": st.lists(CALL, max_size=2), "tool_call_id": st.just("1")},
 )
 PLAIN = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text()})
-REQUIRED: dict[str, Values] = {
-    "messages": st.lists(PLAIN, min_size=1, max_size=3) | st.lists(MESSAGE, max_size=3),
-    "prompt": st.text(min_size=1, max_size=60),
-    "max_tokens": st.integers(1, 4),
-}
-OPTIONAL: dict[str, Values] = {
-    "temperature": st.sampled_from([0, 0.0, 0.5, 1, 1.5]),
-    "top_k": st.integers(0, 1023) | st.sampled_from([1024, 100_000]),
-    **dict.fromkeys(("top_p", "min_p", "xtc_probability"), UNIT),
-    "xtc_threshold": st.floats(0, 0.5),
-    "repetition_penalty": st.floats(0, 2),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), st.floats(-2, 2)),
-    **{f"{kind}_context_size": st.integers(0, 64) for kind in ("repetition", "presence", "frequency")},
-    "logit_bias": st.dictionaries(st.integers(-2, 1030).map(str) | TEXTS, st.floats(-100, 100), min_size=1, max_size=3),
-    "seed": st.integers(-(2**63), 2**64 - 1),
-    "draft_type": st.sampled_from(["none", "auto", "edit", "ngram-simple", "ngram-mod", "suffix"]),
-    "num_draft_tokens": st.integers(0, 20) | st.just("auto"),
-    "ngram_size": st.integers(1, 16),
-    "draft_margin": UNIT | st.just("auto"),
-    "prediction": st.fixed_dictionaries({"type": st.just("content"), "content": CONTENT}),
-    **dict.fromkeys(("stream", "logprobs", "disable_adaptive_gate"), st.booleans()),
-    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
-    "stop": st.none() | st.text(max_size=4) | st.lists(st.text(max_size=4), max_size=4),
-    "top_logprobs": st.integers(-1, 11),
-    "max_completion_tokens": st.integers(1, 4),
-    **dict.fromkeys(("model", "draft_model"), st.just("default_model")),
-    "adapters": st.none(),
-    "tools": st.lists(CALL, max_size=2),
-    "role_mapping": st.dictionaries(ROLES, st.text(max_size=8), max_size=2),
-    "chat_template_kwargs": st.dictionaries(
-        st.sampled_from(["enable_thinking", "tokenize", "return_tensors", "padding", "documents", "tools"]) | TEXTS,
-        JUNK,
-        max_size=2,
+TEMPLATE = st.sampled_from(["enable_thinking", "tokenize", "return_tensors", "padding", "documents", "tools"])
+
+# No numbers: each is refused by the name of its field, and by its value.
+NUMBER: list[Any] = [True, False, *map(float, ("nan", "inf", "-inf")), 1e308, 10**30, -(10**30), "1", [1], {}]
+CONTENTS = [None, 3, "\ud800", [3], [{"type": "text"}]]
+PREDICTIONS = ["text", 3, [], {}, {"content": "text"}, {"type": "text", "content": "a"}]
+PREDICTIONS += [{"type": "content", "content": content} for content in CONTENTS]
+PENALTIES = ("repetition", "presence", "frequency")
+
+# Each field that mlx_lm.server reads: what it may be, and what is refused.
+FIELDS: dict[str, tuple[Values, list[Any]]] = {
+    "messages": (st.lists(PLAIN, min_size=1, max_size=3) | st.lists(MESSAGE, max_size=3), ["hi", 3, [3]]),
+    "prompt": (st.text(min_size=1, max_size=60), [3, [5, 6]]),
+    "max_tokens": (st.integers(1, 4), NUMBER),
+    "max_completion_tokens": (st.integers(1, 4), NUMBER),
+    "temperature": (st.sampled_from([0, 0.0, 0.5, 1, 1.5]), NUMBER),
+    "top_p": (UNIT, NUMBER),
+    "top_k": (st.integers(0, 1023) | st.sampled_from([1024, 100_000]), NUMBER),
+    "min_p": (UNIT, NUMBER),
+    "xtc_probability": (UNIT, NUMBER),
+    "xtc_threshold": (st.floats(0, 0.5), NUMBER),
+    "repetition_penalty": (st.floats(0, 2), NUMBER),
+    "presence_penalty": (st.floats(-2, 2), NUMBER),
+    "frequency_penalty": (st.floats(-2, 2), NUMBER),
+    **{f"{kind}_context_size": (st.integers(0, 64), NUMBER) for kind in PENALTIES},
+    "logit_bias": (
+        st.dictionaries(st.integers(-2, 1030).map(str) | TEXTS, st.floats(-100, 100), min_size=1, max_size=3),
+        [{"1": value} for value in NUMBER],
     ),
-    "n": st.integers(1, 2),
-    "user": st.just("me"),
+    "seed": (st.integers(-(2**63), 2**64 - 1), NUMBER),
+    "draft_type": (
+        st.sampled_from(["none", "auto", "edit", "ngram-simple", "ngram-mod", "suffix"]),
+        ["oracle", 3, ["auto"]],
+    ),
+    "num_draft_tokens": (st.integers(0, 20) | st.just("auto"), [*NUMBER, -1, 10**9, 1.5, "8", [8]]),
+    "ngram_size": (st.integers(1, 16), [*NUMBER, 0, -1, 10**9, 2.0, "3"]),
+    "disable_adaptive_gate": (st.booleans(), [1, "true", []]),
+    "draft_margin": (UNIT | st.just("auto"), [*NUMBER, -1, "small", []]),
+    "prediction": (st.fixed_dictionaries({"type": st.just("content"), "content": CONTENT}), PREDICTIONS),
+    "stream": (st.booleans(), [1, "true"]),
+    "stream_options": (st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}), [3, []]),
+    "logprobs": (st.booleans(), [1, "true"]),
+    "top_logprobs": (st.integers(-1, 11), [*NUMBER, 12]),
+    "stop": (st.none() | st.text(max_size=4) | st.lists(st.text(max_size=4), max_size=4), [5, [5], "x" * 4097]),
+    "model": (st.just("default_model"), [3, []]),
+    "draft_model": (st.just("default_model"), [3, []]),
+    "adapters": (st.none(), [3, []]),
+    "tools": (st.lists(CALL, max_size=2), []),
+    "role_mapping": (st.dictionaries(ROLES, st.text(max_size=8), max_size=2), []),
+    "chat_template_kwargs": (st.dictionaries(TEMPLATE | TEXTS, JUNK, max_size=2), [3, [], {"padding": 1}]),
+    "n": (st.integers(1, 2), [*NUMBER, 2, 0]),
 }
+# Fields that only the other endpoint has.
+ONLY = {"messages": CHAT, "prompt": TEXT}
+REQUIRED = ("messages", "prompt", "max_tokens")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -92,8 +110,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @st.composite
 def bodies(draw: st.DrawFn) -> dict[str, Any]:
     """A body that suits both endpoints, with a few other fields. In some places it has junk or nothing."""
-    names = draw(st.lists(st.sampled_from(sorted(OPTIONAL)), max_size=8, unique=True))
-    given = {name: draw(value) for name, value in (REQUIRED | {name: OPTIONAL[name] for name in names}).items()}
+    optional = sorted({*FIELDS, "user"} - {*REQUIRED})
+    names = [*REQUIRED, *draw(st.lists(st.sampled_from(optional), max_size=8, unique=True))]
+    given = {name: draw(FIELDS[name][0]) if name in FIELDS else "me" for name in names}
     body: dict[str, Any] = json.loads(json.dumps(given))  # A value of a just() is one object for all bodies.
     for _ in range(draw(st.integers(0, 2))):
         *path, last = draw(st.sampled_from(list(places(body))))
@@ -106,7 +125,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 # None of these is a valid request.
-CONTENTS: Values = st.one_of(
+NO_BODIES: Values = st.one_of(
     st.binary(max_size=40).filter(lambda content: b"{" not in content),
     st.sampled_from(["[" * 100_000, "[" * 900 + "]" * 900, '{"a":' * 50_000, '{"seed": ' + "1" * 5000 + "}"]).map(
         str.encode
@@ -123,7 +142,7 @@ def malformed(draw: st.DrawFn) -> bytes:
     """The bytes of a request with an invalid body or an invalid length."""
     head = f"POST {draw(st.sampled_from([CHAT, TEXT]))} HTTP/1.1\r\nHost: localhost\r\n".encode()
     if draw(st.booleans()):
-        content: bytes = draw(CONTENTS)
+        content: bytes = draw(NO_BODIES)
         # A request that promises more bytes than it sends is a client that left.
         promised = len(content) + draw(st.sampled_from([0, 0, 1, 1000]))
         return head + b"Content-Length: %d\r\n\r\n" % promised + content
