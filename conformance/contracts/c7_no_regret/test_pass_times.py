@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -16,13 +15,15 @@ from mlx_lm.generate import BatchGenerator, PromptProcessingBatch, speculative_g
 
 from conformance.doors.batch import alone
 from conformance.drafters import Partly
+from conformance.oracle.recorder import fed
 from conformance.subjects.families import model_of
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
 N = 60
-Learned = list[tuple[int, int]]
+COSTS = BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every wait is long, so that the time of each pass is learned."""
     times = (2.0**n for n in count())
@@ -33,11 +34,27 @@ def prompt(row: int) -> list[int]:
     return [(7 * i + 3 * row) % 64 for i in range(9 + row)]
 
 
-def joining() -> Learned:
-    """The numbers of tokens that a batch learns the times of, each with what was read, or 0 where a row joined beside
-    the pass. One row after another joins.
-    """
-    model, reads, joined, learned = model_of("llama").model, [0], [False], Learned()
+def right(row: int = 0) -> Partly:
+    """A drafter whose drafts are all right."""
+    return Partly(prompt(row) + alone(model_of("llama").model, prompt(row), N).tokens, 1.0)
+
+
+def decode(**options: Any) -> None:
+    options |= {"draft_strategy": right(), "num_draft_tokens": 4, "max_tokens": N}
+    steps = speculative_generate_step(mx.array(prompt(0)), model_of("llama").model, **options)
+    assert len(list(steps)) == N
+
+
+def check(learned: list[tuple[int, int]]) -> None:
+    """Numbers of tokens that the times of passes are learned for, each with that of the pass."""
+    assert len(learned) > 2
+    for booked, passed in learned:
+        assert booked == passed, f"the time of a pass of {passed} tokens, or 0 beside others, is learned for {booked}"
+
+
+def test_rows_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row after another joins a batch. A pass with others beside it counts as none."""
+    reads, joined, learned = [0], [False], list[tuple[int, int]]()
     read, generate = PassClock.read, PromptProcessingBatch.generate
 
     def note(self: PassClock, tokens: mx.array, ahead: bool) -> Any:
@@ -50,79 +67,46 @@ def joining() -> Learned:
         joined[0] = True
         return batch
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PassClock, "read", note)
-        patched.setattr(PromptProcessingBatch, "generate", join)
-        patched.setattr(LearnedCosts, "learn", lambda _, n, __: learned.append((n, reads[-1])))
-        generator = BatchGenerator(model, draft_costs=LearnedCosts(BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))))
-        for row in range(3):
-            text = prompt(row) + alone(model, prompt(row), N).tokens
-            generator.insert([prompt(row)], [N], planners=[Planner(Partly(text, 1.0), 4, DraftStats())])
-            for _ in range(4):
-                generator.next()
-    return learned
+    monkeypatch.setattr(PassClock, "read", note)
+    monkeypatch.setattr(PromptProcessingBatch, "generate", join)
+    monkeypatch.setattr(LearnedCosts, "learn", lambda _, n, __: learned.append((n, reads[-1])))
+    generator = BatchGenerator(model_of("llama").model, draft_costs=LearnedCosts(COSTS))
+    for row in range(3):
+        generator.insert([prompt(row)], [N], planners=[Planner(right(row), 4, DraftStats())])
+        for _ in range(4):
+            generator.next()
+    check(learned)
 
 
-def near_ties() -> Learned:
-    """The numbers of tokens that are learned where each token of a block is a near tie, each with what was fed."""
-    model, fed, learned = model_of("llama").model, Learned(), Learned()
-    text = prompt(0) + alone(model, prompt(0), N).tokens
+def test_near_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of a block is a near tie, which takes a pass of its own."""
+    learned, begun = list[tuple[int, int]](), [0]
+    begin, end = PassClock.begin, PassClock.fed
 
-    class Noting:
-        layers, args = model.layers, model.args
+    def note_begin(self: PassClock, drafted: bool) -> None:
+        begun[0] = len(blocks)
+        begin(self, drafted)
 
-        def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-            fed.append((inputs.shape[1], 0))
-            return model(inputs, cache=cache)
+    def note_fed(self: PassClock, n_tokens: int) -> None:
+        end(self, n_tokens)
+        if self._pass:
+            learned.append((n_tokens, sum(blocks[begun[0] :])))
 
-    begun = [0]
-    with pytest.MonkeyPatch.context() as patched:
-        begin, end = PassClock.begin, PassClock.fed
-
-        def note_begin(self: PassClock, drafted: bool) -> None:
-            begun[0] = len(fed)
-            begin(self, drafted)
-
-        def note_fed(self: PassClock, n_tokens: int) -> None:
-            end(self, n_tokens)
-            if self._pass:
-                learned.append((n_tokens, sum(n for n, _ in fed[begun[0] :])))
-
-        patched.setattr(PassClock, "begin", note_begin)
-        patched.setattr(PassClock, "fed", note_fed)
-        steps = speculative_generate_step(
-            mx.array(prompt(0)),
-            Noting(),
-            draft_strategy=Partly(text, 1.0),
-            num_draft_tokens=4,
-            draft_margin=0.3,
-            draft_costs=BlockCosts((1, 64), (1.0, 1.0)),
-            max_tokens=N,
-        )
-        assert len(list(steps)) == N
-    return learned
+    monkeypatch.setattr(PassClock, "begin", note_begin)
+    monkeypatch.setattr(PassClock, "fed", note_fed)
+    with fed(model_of("llama").model) as blocks:
+        decode(draft_margin=0.3, draft_costs=BlockCosts((1, 64), (1.0, 1.0)))
+    check(learned)
 
 
-CASES: dict[str, Callable[[], Learned]] = {"joining": joining, "near ties": near_ties}
-
-
-def check(case: str) -> None:
-    learned = CASES[case]()
-    assert len(learned) > 2
-    assert all(booked == passed for booked, passed in learned), learned
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.usefixtures("long_waits", "uncompiled")
-def test_a_time_is_booked_on_its_own_pass(case: str) -> None:
-    check(case)
-
-
-@pytest.mark.planted
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.usefixtures("long_waits", "uncompiled")
-def test_a_time_of_two_passes_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: the clock does not forget a pass that another one is beside."""
-    monkeypatch.setattr(PassClock, "forget", lambda _: None)
-    with pytest.raises(AssertionError):
-        check(case)
+def test_a_quantized_cache_has_costs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks cost nearly as much as their tokens, which a plain cache would be wrong about."""
+    learners = list[LearnedCosts]()
+    monkeypatch.setattr(LearnedCosts, "learn", lambda self, *_: learners.append(self))
+    for options in ({}, {"kv_bits": 8, "kv_group_size": 32}):
+        decode(**options)
+        learners.append(COSTS)
+    plain, quantized = learners[: learners.index(COSTS)], learners[learners.index(COSTS) + 1 : -1]
+    assert plain
+    assert quantized
+    assert not {*map(id, plain)} & {*map(id, quantized)}, "the times of both caches are learned together"
