@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # The tests of the suite itself do not depend on the release, so one run of them is enough.
-SELFTEST = ("conformance/meta/tools/", "conformance/meta/verdicts/", "conformance/judging/", "conformance/check/")
+SELFTEST = ("conformance/meta/tools/", "conformance/judging/", "conformance/check/")
 # These tests wait for other processes. Those that wait longest come first.
 WAITING = (
     "server/test_stops.py",

@@ -9,7 +9,6 @@ import argparse
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 from mlx_lm.draft import BlockCosts
@@ -22,8 +21,8 @@ from conformance.drafters import Scripted
 from conformance.oracle.recorder import Recording, Task, gaps, plain, rows_of
 
 RUNS = 3
-# The longest draft of the run whose drafts are wrong on purpose.
-SCRIPTED = 4
+# The run whose drafts are wrong on purpose, and the longest of them.
+DEPTHS, SCRIPTED = "every depth", 4
 CANNOT = """\
 Plain decoding fails, with nothing drafted: {said}
 The model does not run on this device as it is, so nothing can be said of drafting.
@@ -35,28 +34,17 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Repeats:
-    """What plain runs of one prompt share."""
-
-    first: Recording
-    tokens: list[list[int]]
-    # The largest difference between the rows of two of them, as far as their tokens are the same.
-    floor: float
-    # Where a run leaves the first one.
-    differ: list[int]
-
-
-@dataclass
 class Report:
     """One prompt."""
 
     name: str
     n_prompt: int
     tokens: list[int]
+    # Of the pairs of a plain run and a drafted one, those with the same tokens.
     equal: int = 0
     pairs: int = 0
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    # Where two plain runs differ, and how far their log probabilities are apart before that.
+    # Where a plain run leaves the first one, and how far their log probabilities are apart before that.
     plain_differ: list[int] = field(default_factory=list)
     floor: float = 0.0
     tokens_a_forward: float = 0.0
@@ -70,24 +58,16 @@ class Report:
 
     @property
     def code(self) -> int:
-        different = self.plain_differ or self.equal < self.pairs
-        return max(EXITS[self.kind], int(bool(different)))
+        return max(EXITS[self.kind], int(bool(self.plain_differ) or self.equal < self.pairs))
 
 
-def repeats(model: Any, task: Task, say: Say) -> Repeats:
-    say("plain 1")
-    made = Repeats(plain(model, task), [], 0.0, [])
-    made.tokens.append(made.first.tokens)
-    for number in range(2, RUNS + 1):
-        say(f"plain {number}")
-        run = plain(model, task)
-        made.tokens.append(run.tokens)
-        same = shared(run.tokens, made.first.tokens)
-        if run.tokens != made.first.tokens:
-            made.differ.append(same)
-        # The row at which they part is of the same text.
-        made.floor = max([made.floor, *gaps(run.rows[: same + 1], made.first.rows[: same + 1])])
-    return made
+@dataclass(frozen=True)
+class Steps:
+    say: Say
+    where: str
+
+    def __call__(self, what: str) -> None:
+        self.say(f"{self.where}{what}")
 
 
 def shared(a: list[int], b: list[int]) -> int:
@@ -95,68 +75,75 @@ def shared(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def drafted_runs(
-    model: Any, task: Task, drafting: Drafting, right: list[int], say: Say
-) -> Iterator[tuple[str, Recording | Verdict]]:
-    """Each run, or the verdict where drafting raises what plain decoding did not."""
-    for number in range(1, RUNS + 1):
-        say(f"drafted {number}")
-        yield f"drafted {number}", caught(drafted, model, task, drafting)
-    say("every depth")
-    # Whatever the text is like: drafts that are wrong at each place in turn.
-    script = Scripted([*task.prompt, *right], max(*task.prompt, *right) + 1)
-    bounded = Drafting(num_draft_tokens=SCRIPTED, margin=drafting.margin)
-    yield "every depth", caught(drafted, model, task, bounded, script)
-
-
-def caught(decode: Callable[..., Recording], *args: Any) -> Recording | Verdict:
-    try:
-        return decode(*args)
-    except Exception as error:
-        why = f"drafting raises {named(error)}, and plain decoding does not"
-        return Verdict(FAULT, False, 0.0, math.inf, position=0, why=why)
-
-
 def named(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def plain_runs(model: Any, name: str, task: Task, say: Say) -> tuple[Report, Recording, list[list[int]]]:
+    """A report of what the plain runs share, the first of them, and the tokens of all."""
+    say("plain 1")
+    first = plain(model, task)
+    report, tokens = Report(name, len(task.prompt), first.tokens), [first.tokens]
+    for number in range(2, RUNS + 1):
+        say(f"plain {number}")
+        run = plain(model, task)
+        tokens.append(run.tokens)
+        same = shared(run.tokens, first.tokens)
+        if run.tokens != first.tokens:
+            report.plain_differ.append(same)
+        # The row at which they part is of the same text.
+        report.floor = max([report.floor, *gaps(run.rows[: same + 1], first.rows[: same + 1])])
+    return report, first, tokens
+
+
+def drafted_run(model: Any, task: Task, drafting: Drafting, what: str, right: list[int]) -> Recording:
+    if what != DEPTHS:
+        return drafted(model, task, drafting)
+    # Whatever the text is like: drafts that are wrong at each place in turn.
+    script = Scripted([*task.prompt, *right], max(*task.prompt, *right) + 1)
+    return drafted(model, task, Drafting(num_draft_tokens=SCRIPTED, margin=drafting.margin), script)
+
+
 def examine(model: Any, name: str, task: Task, drafting: Drafting, say: Say) -> Report:
     """Decode one prompt in all ways."""
     try:
-        base = repeats(model, task, say)
+        report, first, tokens = plain_runs(model, name, task, say)
     except Exception as error:
         raise Unusable(CANNOT.format(said=named(error))) from error
-    report = Report(name, len(task.prompt), base.first.tokens, plain_differ=base.differ, floor=base.floor)
     known: list[tuple[Recording, Verdict]] = []
-    for what, run in drafted_runs(model, task, drafting, base.first.tokens, say):
-        if isinstance(run, Verdict):
-            report.verdicts[what] = run
+    for what in (*(f"drafted {number}" for number in range(1, RUNS + 1)), DEPTHS):
+        say(what)
+        try:
+            run = drafted_run(model, task, drafting, what, first.tokens)
+        except Exception as error:
+            why = f"drafting raises {named(error)}, and plain decoding does not"
+            report.verdicts[what] = Verdict(FAULT, False, 0.0, math.inf, position=0, why=why)
             continue
         say(f"{what}: clean replays")
-        same = [
-            verdict for one, verdict in known if one.tokens == run.tokens and not any(gaps(rows_of(one), rows_of(run)))
-        ]
-        verdict = same[0] if same else judge(model, task, run, base.first, base.floor)
-        report.verdicts[what] = verdict
-        if what == "every depth":
-            continue
-        known = known or [(run, verdict)]
-        report.pairs += len(base.tokens)
-        report.equal += sum(tokens == run.tokens for tokens in base.tokens)
-        report.tokens_a_forward = len(run.tokens) / max(run.stats.forwards, 1)
-        report.strategy, report.reason = run.stats.strategy, run.stats.reason
+        same = [verdict for one, verdict in known if is_same(one, run)]
+        report.verdicts[what] = verdict = same[0] if same else judge(model, task, run, first, report.floor)
+        if what != DEPTHS:
+            known = known or [(run, verdict)]
+            report.pairs += len(tokens)
+            report.equal += tokens.count(run.tokens)
+            report.tokens_a_forward = len(run.tokens) / max(run.stats.forwards, 1)
+            report.strategy, report.reason = run.stats.strategy, run.stats.reason
     return report
+
+
+def is_same(a: Recording, b: Recording) -> bool:
+    return a.tokens == b.tokens and not any(gaps(rows_of(a), rows_of(b)))
 
 
 def lines_of(report: Report, decode: Callable[[int], str]) -> Iterator[str]:
     """What is said of one prompt."""
-    drafted_kinds = [verdict for what, verdict in report.verdicts.items() if what != "every depth"]
+    drafted_kinds = [verdict for what, verdict in report.verdicts.items() if what != DEPTHS]
     bits = ", bit for bit" if all(verdict.bits for verdict in drafted_kinds) else ""
     yield f"{report.name}: {report.n_prompt} tokens in, {len(report.tokens)} out"
     yield f"  pairs     {report.equal} of {report.pairs} have the same tokens{bits}"
-    yield f"  drafts    {report.tokens_a_forward:.2f} tokens a forward pass, {report.strategy}{because(report)}"
+    because = f", {report.reason}" if report.reason else ""
+    yield f"  drafts    {report.tokens_a_forward:.2f} tokens a forward pass, {report.strategy}{because}"
     for position in report.plain_differ:
         yield f"  PLAIN     two plain runs differ at token {position}: the model itself is not deterministic here"
     for whats, verdict in distinct(report.verdicts):
@@ -172,10 +159,6 @@ def of_tie(tie: Divergence, decode: Callable[[int], str]) -> str:
     drafted = f"{decode(tie.drafted)!r} ({tie.drafted}) by {tie.drafted_lead:.3g} in a block of {tie.block}"
     note = " (so much noise is no rounding: see probe)" if tie.clear else ""
     return f"    near tie at token {tie.position}: {single}, {drafted}; noise {tie.noise:.2g}{note}"
-
-
-def because(report: Report) -> str:
-    return f", {report.reason}" if report.reason else ""
 
 
 def distinct(verdicts: dict[str, Verdict]) -> Iterator[tuple[str, Verdict]]:
@@ -213,15 +196,9 @@ not deterministic: plain decoding does not repeat itself here, with nothing draf
 there is no one text to be equal to; the verdicts above compare with clean replays all the same."""
 
 
-def exit_code(reports: list[Report]) -> int:
-    return max(report.code for report in reports)
-
-
-def advice(reports: list[Report]) -> list[str]:
+def advice(reports: list[Report], code: int) -> list[str]:
     said = [UNSTEADY] if any(report.plain_differ for report in reports) else []
-    code = exit_code(reports)
-    kinds = {report.kind for report in reports}
-    return [*said, ADVICE[code]] if not said or kinds != {EXACT} else said
+    return [*said, ADVICE[code]] if not said or {report.kind for report in reports} != {EXACT} else said
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -230,10 +207,6 @@ def as_json(report: Report) -> dict[str, Any]:
         # JSON has no number for that.
         verdict["ratio"] = verdict["ratio"] if math.isfinite(verdict["ratio"]) else None
     return {**found, "verdict": report.kind}
-
-
-def say_of(say: Say, step: str, what: str) -> None:
-    say(step + what)
 
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
@@ -246,11 +219,11 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
     for number, (name, messages) in enumerate(prompts.items(), 1):
         task = Task(encode(tokenizer, messages), args.max_tokens, frozenset(tokenizer.eos_token_ids))
         step = f"{number}/{len(prompts)} {name}: "
-        reports.append(examine(model, name, task, drafting, partial(say_of, say, step)))
+        reports.append(examine(model, name, task, drafting, Steps(say, step)))
         say("")
         print("\n".join(lines_of(reports[-1], lambda token: str(tokenizer.decode([token])))), flush=True)
-    print()
-    print("\n".join(advice(reports)))
+    code = max(report.code for report in reports)
+    print("", *advice(reports, code), sep="\n")
     options = {"draft_type": args.draft_type, "num_draft_tokens": args.num_draft_tokens, "margin": args.draft_margin}
     table = {} if costs is None else dict(zip(costs.lengths, costs.costs, strict=True))
-    return {**options, "costs": table, "prompts": list(map(as_json, reports)), "exit": exit_code(reports)}
+    return {**options, "costs": table, "prompts": list(map(as_json, reports)), "exit": code}

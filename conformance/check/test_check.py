@@ -20,9 +20,9 @@ from conformance import FIXTURE
 from conformance.__main__ import DRAFT_TYPES, main
 from conformance.check import check, probe
 from conformance.check.prompts import Unusable, built_in, encode, from_file
+from conformance.check.rollbacks import FAULTS, planted
 from conformance.subjects.families import model_of
 from conformance.subjects.inexact import OfAnotherKernel
-from conformance.testing.faults.models import trim_and_swap_the_last_rows, trim_one_short
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -90,11 +90,11 @@ def test_a_margin_makes_them_exact(asked: Any, margin: str, off: float) -> None:
     assert all(prompt["equal"] == 9 for prompt in found["prompts"])
 
 
-@pytest.mark.parametrize("fault", [trim_one_short, trim_and_swap_the_last_rows])
+@pytest.mark.parametrize("fault", [FAULTS["kv"][0], FAULTS["kv"][2]], ids=lambda fault: str(fault["name"]))
 @pytest.mark.parametrize("off", [0.0, 0.05])
-def test_a_fault(asked: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, off: float) -> None:
-    monkeypatch.setattr(KVCache, "trim", fault)
-    code, text, found = asked("check", lambda model: OfAnotherKernel(model, off))
+def test_a_fault(asked: Any, fault: dict[str, str], off: float) -> None:
+    with planted(fault):
+        code, text, found = asked("check", lambda model: OfAnotherKernel(model, off))
     assert code == 2
     assert "FAULT at token" in text
     assert text.endswith(check.ADVICE[2] + "\n")

@@ -1,1 +1,0 @@
-"""The verdicts tell near ties from faults."""
