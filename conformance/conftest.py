@@ -109,7 +109,9 @@ MARKED = {"series": "series", "repository": "selftest", "selftest": "selftest", 
 
 def again(report: pytest.CollectReport | pytest.TestReport) -> str:
     """The command that runs only this test, also in a clone where nothing was made yet."""
-    marked = next((name for mark, name in MARKED.items() if mark in report.keywords), "patched")
+    # A file that cannot be imported has no marks.
+    marks = getattr(report, "keywords", {})
+    marked = next((name for mark, name in MARKED.items() if mark in marks), "patched")
     name = os.environ.get("TOX_ENV_NAME", marked) if marked != "series" else marked
     quoted = {name: shlex.quote(value) for name, value in os.environ.items()}
     start = STARTS.get(name, f"scripts/tox.sh -e {name} --").format_map(quoted)

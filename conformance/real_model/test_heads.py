@@ -13,7 +13,8 @@ from conformance.lab.recorded.answers import ANSWERS, is_judge, read
 from conformance.lab.trained import DRAFTS, HeadDrafts
 from conformance.lab.trained.head import load_head
 from conformance.lab.trained.simulated import COST
-from conformance.smollm2 import MODELS, checks, path_of
+from conformance.real_model.decoding import SAMPLING, run, same
+from conformance.smollm2 import MODELS, path_of
 from conformance.smollm2.tasks import TASKS, encode
 
 pytestmark = pytest.mark.real_model
@@ -34,11 +35,11 @@ def test_parity(model: tuple[Any, Any], task: str, sampling: str) -> None:
     """Also where a head does not pay, as with weights of 4 bits on a CPU."""
     loaded, tokenizer = model
     prompt = encode(tokenizer, TASKS[task]())
-    plain = checks.run(loaded, tokenizer, prompt, **checks.SAMPLING[sampling]())
+    plain = run(loaded, tokenizer, prompt, **SAMPLING[sampling]())
     headed = HeadedModel(loaded, load_head("smollm2", loaded))
     options = {"draft_strategy": HeadDraftStrategy(EditStrategy()), "disable_adaptive_gate": True}
-    drafted = checks.run(headed, tokenizer, prompt, **options, **checks.SAMPLING[sampling]())
-    assert checks.between(sampling, plain, drafted) == []
+    drafted = run(headed, tokenizer, prompt, **options, **SAMPLING[sampling]())
+    same(sampling, plain, drafted)
     assert drafted.drafted > 0
 
 
