@@ -16,7 +16,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
 from conformance.__main__ import main
-from conformance.doors.server.clients import EDIT
 from conformance.oracle.findings import broken
 from conformance.oracle.recorder import offsets_of
 from conformance.real_model.decoding import DRAFT, SAMPLING, TOKENS, run, same
@@ -46,7 +45,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     others = ["Write the same function again, with `text` renamed to `sentence`.", "Write the first function again."]
     questions = [rewrite()[0]["content"], *others]
     if request.param == "fixture":
-        tasks = {"rewrite": EDIT, "answer": PROMPTS["delete"]}
+        tasks = {"rewrite": PROMPTS["rename"], "answer": PROMPTS["delete"]}
         questions = [messages[0]["content"] for messages in tasks.values()]
         # The first use of each compiled function starts a C++ compiler.
         mx.disable_compile()
