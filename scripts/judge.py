@@ -66,12 +66,17 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def of(name: str, paths: list[str]) -> bool:
+    """Whether a file of mlx_lm fits one of these patterns."""
+    return any(re.match(path, name) for path in paths)
+
+
 def parts_of(args: argparse.Namespace, base: Path, tree: Path) -> list[str]:
     """The parts that are named, or those whose paths the tree changes."""
     if args.only:
         return list(dict.fromkeys(args.only))
     changed = changed_files(base, tree)
-    touched = [part for part, (_, paths) in PARTS.items() if any(re.match(paths, name) for name in changed)]
+    touched = [part for part, (_, paths) in PARTS.items() if any(of(name, [paths]) for name in changed)]
     return list(PARTS) if args.all or args.adapter else touched or list(PARTS)
 
 
@@ -97,8 +102,10 @@ def judge(args: argparse.Namespace) -> int:
             raise Refused(f"it could not be asked: {error}") from error
         finally:
             progress.end()
-        covered = tree.covered(changed_files(base.package, tree.package))
-        files = looked_at(base.package, tree.package, covered)
+        # Of a part that is asked alone, what it is about.
+        about = [PARTS[part][1] for part in (parts if args.only else PARTS)]
+        changed = [name for name in changed_files(base.package, tree.package) if of(name, about) or not args.only]
+        files = looked_at(base.package, tree.package, changed, tree.covered(changed))
     adapters = [f"--adapter={name}" for name in tree.adapters]
     pytest = [os.path.relpath(tree_at.python), "-m", "pytest", "-o", "addopts=", *adapters]
     again = [os.path.relpath(ROOT / "scripts" / "judge.sh"), args.tree, "--base", base_name, *adapters]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class File:
     changed: int
     ran: int
     uncalled: list[str]
+    # Those of them that yield: the loops that decode.
+    loops: list[str] = field(default_factory=list)
 
 
 def changed_files(base: Path, tree: Path) -> list[str]:
@@ -46,18 +48,17 @@ def changed_lines(base: Path, tree: Path) -> set[int]:
     return {n + 1 for start, end in spans for n in range(start, end)}
 
 
-def looked_at(base: Path, tree: Path, covered: dict[str, dict[str, Any]]) -> list[File]:
-    """Each changed file of a package, with what coverage.py says of it. It knows of files that were never imported."""
+def looked_at(base: Path, tree: Path, names: list[str], covered: dict[str, dict[str, Any]]) -> list[File]:
+    """Changed files of a package, with what coverage.py says of them. It knows of files that were never imported."""
     found = []
-    for name in changed_files(base, tree):
+    for name in names:
         lines, about = changed_lines(base / name, tree / name), covered.get(name)
         if about is not None and (code := lines.intersection(about["executed_lines"] + about["missing_lines"])):
             executed = code.intersection(about["executed_lines"])
             never = uncalled(about["functions"], lines)
             makers = generators((tree / name).read_text("utf-8"))
-            # A generator is a loop that decodes, and main reads options.
-            never.sort(key=lambda function: (function.rpartition(".")[2] not in makers, function == "main"))
-            found.append(File(name, len(code), len(executed), never))
+            loops = [function for function in never if function.rpartition(".")[2] in makers]
+            found.append(File(name, len(code), len(executed), never, loops))
     return found
 
 
@@ -80,13 +81,14 @@ def uncalled(functions: dict[str, dict[str, Any]], lines: set[int]) -> list[str]
 
 
 def sentence(files: list[File]) -> str:
-    """The first line of the screen: the functions that never ran, one of each file before the others."""
+    """The first line of the screen: the functions that never ran, loops first, and one of each file before the next."""
     if not files:
         return "No line of code is changed."
     changed, ran = sum(file.changed for file in files), sum(file.ran for file in files)
     where = files[0].name if len(files) == 1 else f"{len(files)} files"
-    rounds = zip_longest(*([f"`{name}` of {file.name}" for name in file.uncalled] for file in files))
-    never = [name for names in rounds for name in names if name]
+    rounds = zip_longest(*([(name in file.loops, name, file.name) for name in file.uncalled] for file in files))
+    ordered = sorted((one for names in rounds for one in names if one), key=lambda one: (not one[0], one[1] == "main"))
+    never = [f"`{name}` of {file}" for _, name, file in ordered]
     said = f"Of {changed} changed lines of {where} {ran} ran"
     if not never:
         return f"{said}; each changed public function was called."

@@ -237,9 +237,9 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
         "a.py": covered([1, 3, 6], [7, 11], f=covered([3], []), g=covered([], [7]), h=covered([], [11])),
         "b.py": covered([], [1, 2, 3, 5, 6], **never),
     }
-    found = ran.looked_at(old, new, about)
-    assert found == [ran.File("a.py", 4, 2, ["h", "g"]), ran.File("b.py", 5, 0, ["C.__call__"])]
-    said = "`h` of a.py, `C.__call__` of b.py, `g` of a.py were never called."
+    found = ran.looked_at(old, new, ran.changed_files(old, new), about)
+    assert found == [ran.File("a.py", 4, 2, ["g", "h"], ["h"]), ran.File("b.py", 5, 0, ["C.__call__"])]
+    said = "`h` of a.py, `g` of a.py, `C.__call__` of b.py were never called."
     assert ran.sentence(found) == f"Of 9 changed lines of 2 files 2 ran; {said}"
     assert ran.changed_files(new, new) == []
 
@@ -423,7 +423,7 @@ def test_several_adapters_of_one_tree(tmp_path: Path) -> None:
         "MODELS = {'brought': {'vocab_size': 64}}\n"
     )
     both = Adapters([load(str(tmp_path / "mine.py")), load("stock")])
-    assert list(both.drafters) == ["new", "similar", "contrary"]
+    assert list(both.drafters)[:3] == ["new", "similar", "contrary"]
     assert both.options("new") == {"sampler"}
     assert both.decode(None, [1], adapters.Drafts("new", [1])) == "mine"
     assert set(both.commands) == {"chat", "server"}
@@ -439,7 +439,7 @@ def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.Monk
         load(str(tmp_path / "mine.py"))
     monkeypatch.setattr(GENERATE, "lookahead_step", lambda *_, **__: iter([(1, None, True)]), raising=False)
     mine = load(str(tmp_path / "mine.py"))
-    assert offered(mine) == NAMES - {"fits", "MODELS"}
+    assert offered(mine) == NAMES - {"fits", "MODELS", "stream"}
     assert list(Adapters([mine]).decode(None, [1], adapters.Drafts("lookup", [1]))) == [(1, None, True)]
 
 
