@@ -15,9 +15,8 @@ from conformance.caches.machines import WHOLE
 from conformance.contracts.c11_prefixes.sessions import ANSWER, PROMPT, WINDOW, Session, partly
 from conformance.doors.batch import CLOSE
 from conformance.oracle.recorder import gap, next_turn
-from conformance.subjects.architectures import CONFIGS, batched, build, make_cache, outline, runnable
+from conformance.subjects.architectures import CONFIGS, SHORT, batched, build, make_cache, outline, runnable
 from conformance.subjects.families import K, model_of
-from conformance.testing.decode.batch_checks import SHORT
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # How many tokens the next prompt shares: none, at the edges of the window, in the middle, at the ends of messages and

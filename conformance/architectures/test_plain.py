@@ -1,4 +1,4 @@
-"""Every architecture without drafts. The logits are noted, for a comparison with another tree bit for bit."""
+"""Every architecture without drafts, in any tree. The logits are noted, for a comparison bit for bit."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from conformance.subjects.architectures import PROMPT, STEPS, VOCAB, logits, run
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
+@pytest.mark.asked("plain decoding", promised=True)
 @pytest.mark.parametrize("name", runnable())
 def test_plain(name: str, adapter: Adapters, about: Callable[..., None], request: pytest.FixtureRequest) -> None:
     about(name)

@@ -1,0 +1,122 @@
+"""Unseeded sampling has the distribution that the release says, in a batch and alone, with drafts and without.
+
+Each draw has a place in the cumulative distribution of what may follow the text before it, by the definition of
+temperature and top-p. If every draw has that distribution, the places are independent and uniform, whatever the texts.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
+from mlx_lm.sample_utils import make_sampler
+
+from conformance.doors.batch import FREE, Request, insert
+from conformance.oracle.findings import broken
+from conformance.oracle.rows import prompt_of
+from conformance.subjects.decoded import FAMILIES, FOLLOWER, model_of
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+MODEL, PROMPT = model_of(FAMILIES[0]), prompt_of(9)
+TEMPERATURE, TOP_P = 2.0, 0.99
+DRAWS, ROWS, BINS = 480, 16, 8
+# How often a tree that is right fails one of these tests.
+FALSE_ALARM = 1e-6
+# Each token, and whether it was drafted.
+Text = list[tuple[int, bool]]
+
+
+class Followers:
+    """Drafts what mostly follows. About half of it is drawn."""
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.last = tokens[-1]
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        draft = [FOLLOWER[self.last]]
+        while len(draft) < n_max:
+            draft.append(FOLLOWER[draft[-1]])
+        return draft[:n_max]
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        pass
+
+
+def alone(drafted: bool, sampler: Callable[..., Any]) -> list[Text]:
+    how: dict[str, Any] = {"max_tokens": DRAWS, "sampler": sampler}
+    if not drafted:
+        return [[(token, False) for token, _ in generate_step(mx.array(PROMPT), MODEL, **how)]]
+    how |= {"draft_strategy": Followers(), "num_draft_tokens": 3, "disable_adaptive_gate": True}
+    return [[(token, is_draft) for token, _, is_draft in speculative_generate_step(mx.array(PROMPT), MODEL, **how)]]
+
+
+def batch(drafted: bool, sampler: Callable[..., Any]) -> list[Text]:
+    generator, texts = BatchGenerator(MODEL, draft_costs=FREE), dict[int, Text]()
+    for _ in range(ROWS):
+        strategy = Followers() if drafted else None
+        texts[insert(generator, Request(PROMPT, DRAWS // ROWS, strategy, sampler, num_draft_tokens=3))] = []
+    while responses := generator.next_generated():
+        for response in responses:
+            texts[response.uid].append((response.token, response.from_draft))
+    return list(texts.values())
+
+
+def chances_of(logits: Sequence[float]) -> list[tuple[int, float]]:
+    """Each token that may be drawn and its probability, the likeliest first: top-p, and the temperature after it."""
+    most = max(logits)
+    order = sorted(range(len(logits)), key=lambda token: -logits[token])
+    weights = [math.exp(logits[token] - most) for token in order]
+    kept = [i for i in range(len(order)) if sum(weights[:i]) < TOP_P * sum(weights)]
+    heated = [weights[i] ** (1 / TEMPERATURE) for i in kept]
+    return [(order[i], heat / sum(heated)) for i, heat in zip(kept, heated, strict=True)]
+
+
+def places(text: Text) -> list[float]:
+    """Where each draw falls: between the sum of what is likelier and that sum with its own probability."""
+    tokens = [token for token, _ in text]
+    rows: Any = MODEL(mx.array([PROMPT + tokens]))[0, len(PROMPT) - 1 : -1].tolist()
+    found = []
+    for token, logits in zip(tokens, rows, strict=True):
+        below, chance = 0.0, 0.0
+        for other, chance in chances_of(logits):
+            if other == token:
+                break
+            below += chance
+        else:
+            # What top-p leaves out has no place; a right sampler draws it only if rounding moves an end.
+            below, chance = 1.0, 0.0
+        found.append(min(below + random.random() * chance, 1 - 1e-9))
+    return found
+
+
+def chance_of(counts: Sequence[int]) -> float:
+    """At most how likely so uneven counts are, or more uneven ones, for any number of draws.
+
+    R. Agrawal, "Finite-sample concentration of the multinomial in relative entropy", IEEE Trans. Inf. Theory, 2020.
+    """
+    n, free = sum(counts), len(counts) - 1
+    entropy = sum(count * math.log(count * len(counts) / n) for count in counts if count > 0)
+    return math.exp(-entropy) * (math.e * entropy / free) ** free if entropy > free else 1.0
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
+@pytest.mark.parametrize("decode", [alone, batch])
+def test_draws_have_their_distribution(decode: Callable[..., list[Text]], drafted: bool) -> None:
+    texts = decode(drafted, make_sampler(TEMPERATURE, TOP_P))
+    counts = Counter(int(BINS * place) for text in texts for place in places(text))
+    found = [counts[i] for i in range(BINS)]
+    # Four tests share the false alarms.
+    if (chance := chance_of(found)) < FALSE_ALARM / 4:
+        broken(
+            f"of {sum(found)} draws, {found} fall into {BINS} parts of their distribution that are equally likely, the "
+            f"likeliest tokens first: the chance of that is {chance:.1g}"
+        )
+    n_right = sum(is_draft for text in texts for _, is_draft in text)
+    assert (n_right > DRAWS / 5) == drafted, f"{n_right} of {DRAWS} tokens were drafted and kept"

@@ -1,0 +1,69 @@
+"""The rows of BatchGenerator are what they are alone, without drafts, in any tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from conformance.adapters import Adapters
+from conformance.doors.batch import Request, alone
+from conformance.judging.decodes import near, penalty
+from conformance.oracle.findings import not_offered
+from conformance.oracle.rows import Plain, Rows
+from conformance.subjects.decoded import Family, model_of, prompt_of
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+# The lengths of the prompts of three rows, and of their answers: each row leaves the batch at another step.
+PROMPTS, LENGTHS = (21, 9, 14), (6, 18, 11)
+# BatchGenerator makes the caches itself, and those of the last two cannot be merged.
+WITHOUT = ("llama quantized", "llama quantized late", "llama max_kv_size", "llama4", "deepseek_v41")
+
+
+@cache
+def plain(family: Family) -> Plain:
+    return Plain(model_of(family))
+
+
+def compare(family: Family, late: int = 0, processors: tuple[Any, ...] = ((), (), ())) -> None:
+    """The last row joins when the others have so many tokens."""
+    model = model_of(family)
+    batch = Rows(plain(family), lambda _, distance, scale: distance <= scale * near(family))
+    for i, (n, longest) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
+        prompt = prompt_of(30)[i : i + n]
+        if i == 2:
+            while late and all(len(row.tokens) < late for row in batch.running.values()):
+                batch.step()
+        request = Request(prompt, longest, processors=processors[i])
+        try:
+            batch.insert(request, alone(model, prompt, longest, processors=processors[i]))
+        except TypeError as error:
+            not_offered(f"BatchGenerator.insert: {error}")
+    batch.finish()
+
+
+@pytest.fixture(autouse=True)
+def rests_on(request: pytest.FixtureRequest, about: Callable[..., None]) -> None:
+    family = request.getfixturevalue("family")
+    batched = {"KVCache": "BatchKVCache", "RotatingKVCache": "BatchRotatingKVCache"}
+    about(family, *(batched[name] for name in family.rests_on() if name in batched))
+
+
+@pytest.mark.asked("C10 rows", promised=True)
+def test_rows(family: Family, adapter: Adapters) -> None:
+    """Rows of different lengths that end one after the other."""
+    compare(family)
+
+
+@pytest.mark.asked("C10 rows", promised=True)
+def test_a_row_that_joins(family: Family, adapter: Adapters) -> None:
+    compare(family, late=4)
+
+
+@pytest.mark.contract("C5")
+@pytest.mark.asked("C5 processors of a row", promised=True)
+def test_processors_of_one_row(family: Family, adapter: Adapters) -> None:
+    """The processors of a greedy row act on this row, and on no other."""
+    compare(family, processors=((), (penalty,), ()))
