@@ -11,6 +11,7 @@ from conformance.judging.results import (
     BROKEN,
     HOLDS,
     NOT_FINISHED,
+    NOT_SHOWN,
     PARTS,
     REFUSED,
     Result,
@@ -48,10 +49,10 @@ def kind_of(was: Result, now: Result) -> str | None:
     if now.outcome == BROKEN:
         return BROKE if was.outcome == HOLDS or now.promised else NOT_KEPT
     if was.outcome == BROKEN:
-        return MENDED if now.outcome in (HOLDS, REFUSED) else None
+        return MENDED if now.outcome in (HOLDS, REFUSED) else CHANGED if now.outcome == NOT_SHOWN else None
     if now.outcome == HOLDS:
         return OFFERED if was.outcome in (REFUSED, ABSENT) else None
-    return GONE if was.outcome == HOLDS and now.outcome in (REFUSED, ABSENT) else None
+    return GONE if was.outcome == HOLDS else None
 
 
 def of_cases(was: Result, now: Result) -> str | None:

@@ -79,7 +79,9 @@ def kinds(base: Results, tree: Results) -> list[str]:
         (HOLDS, ABSENT, GONE),
         (REFUSED, ABSENT, None),
         (BROKEN, ABSENT, None),
-        (HOLDS, NOT_SHOWN, None),
+        # The same test drafted on the base, or trimmed there.
+        (HOLDS, NOT_SHOWN, GONE),
+        (BROKEN, NOT_SHOWN, CHANGED),
         (HOLDS, NOT_FINISHED, STOPPED),
     ],
 )
