@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from conformance.adapters import CONTRARY, Adapters
+from conformance.adapters import WRONG, Adapters
 from conformance.drafters import AtDepth
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.recorder import Task, gap, gaps, next_turn
@@ -206,5 +206,5 @@ def check(case: Case, adapter: Adapters, contract: str) -> None:
             broken(f"the strategy observed {told(seen, text)}")
     if series or contract == "C3":
         compare_caches(got, right, adapter)
-    if case.drafter not in (CONTRARY, "none right") and case.n == N and not case.gated and not any(got.flags):
+    if case.drafter not in (*WRONG, "none right") and case.n == N and not case.gated and not any(got.flags):
         not_shown("no drafted token was accepted")

@@ -41,14 +41,14 @@ def penalty(tokens: mx.array, logits: mx.array) -> mx.array:
 
 
 class Shifting:
-    """Raises another token at each call. An extra call or a wrong order changes all later tokens."""
+    """Raises another token at each third call. An extra call or a wrong order changes all later tokens."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         self.calls += 1
-        return logits.at[:, 11 * self.calls % VOCAB].add(12.0)
+        return logits if self.calls % 3 else logits.at[:, 11 * self.calls % VOCAB].add(12.0)
 
 
 class Remembering:
@@ -68,7 +68,7 @@ class Remembering:
 
 PROCESSORS: dict[str, Callable[[], list[Any]]] = {
     "penalty": lambda: [penalty],
-    "repetition": lambda: make_logits_processors(repetition_penalty=2.0, repetition_context_size=8),
+    "repetition": lambda: make_logits_processors(repetition_penalty=8.0, repetition_context_size=8),
     "penalties": lambda: make_logits_processors(
         {3: 9.0, 9: -9.0}, 1.8, presence_penalty=1.7, frequency_penalty=1.5, frequency_context_size=30
     ),
