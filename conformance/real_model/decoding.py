@@ -28,7 +28,9 @@ DRAFT: dict[str, Any] = {"draft_type": "auto", "disable_adaptive_gate": True}
 class Run:
     tokens: list[int]
     rows: list[mx.array]
+    # How many tokens were drafted, and how many of them accepted.
     drafted: int
+    accepted: int
 
 
 def run(model: Any, tokenizer: Any, prompt: Sequence[int], n: int = TOKENS, **options: Any) -> Run:
@@ -39,7 +41,8 @@ def run(model: Any, tokenizer: Any, prompt: Sequence[int], n: int = TOKENS, **op
     found = list(islice(steps, n))
     steps.close()
     draft = found[-1].draft
-    return Run([step.token for step in found], [step.logprobs for step in found], draft.drafted if draft else 0)
+    counts = (draft.drafted, draft.accepted) if draft else (0, 0)
+    return Run([step.token for step in found], [step.logprobs for step in found], *counts)
 
 
 def same(what: str, plain: Run, drafted: Run) -> None:
