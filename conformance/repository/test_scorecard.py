@@ -12,7 +12,7 @@ import pytest
 from conformance import ROOT
 from conformance.judging import results
 from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_SHOWN, REFUSED, SKIPPED
-from conformance.scorecard.__main__ import CONTRACTS, FAILED, NEEDED, PASSED, REST, ROWS, cell, main, read
+from conformance.scorecard.__main__ import FAILED, NEEDED, PASSED, REST, ROWS, cell, main, read
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
@@ -162,19 +162,3 @@ def test_the_document_has_a_line_of_each_contract() -> None:
     assert found.startswith(("**Nothing is wrong**: ", "**Something is wrong**: "))
     lines = [line.strip("| ").split(" | ")[:2] for line in found.splitlines() if line.startswith("| ")]
     assert lines[2:] == [list(row) for row in ROWS.items()]
-
-
-def test_the_contracts_name_their_tests() -> None:
-    """A section for each contract of the scorecard, in this order, with every file of its folder."""
-    _, *sections = (ROOT / "docs" / "contracts.md").read_text("utf-8").split("\n## ")
-    assert sections.pop().startswith("What exact means\n")
-    assert [section.split("\n", 1)[0] for section in sections] == list(CONTRACTS)
-    for row, section in zip(CONTRACTS, sections, strict=True):
-        listed = set(re.findall(r"^- (conformance/\S+\.py):", section, re.MULTILINE))
-        (folder,) = (ROOT / "conformance" / "contracts").glob(f"{row.split()[0].lower()}_*")
-        own = {str(path.relative_to(ROOT)) for path in folder.glob("test_*.py")}
-        assert own <= listed
-        # The others have tests with the mark of this contract, or marks that are made from the names of the cases.
-        marks = (f'mark.contract("{row.split()[0]}")', ".split()[0]))", "@tests.of(")
-        for path in listed - own:
-            assert any(mark in (ROOT / path).read_text("utf-8") for mark in marks), f"{path} has no test of {row}"
