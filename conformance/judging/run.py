@@ -105,6 +105,8 @@ class Run:
         found |= results
         if in_time and process.returncode in ASKED:
             return None, collected
+        if not collected and not in_time:
+            raise NotAsked(f"pytest did not collect the tests of {part} in {self.limit:.0f} s")
         if not collected:
             told = log.read_text().strip().splitlines()
             errors = [line for line in told if line.startswith(("ERROR: ", "E  "))] or told

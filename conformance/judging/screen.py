@@ -102,7 +102,7 @@ def screen(judged: Judgement) -> str:
         lines += ["", f"{'':12} {'contract':24} {'tests':>5}  of"]
     for group in judged.groups[:ROWS]:
         row = f"{group.kind:12} {group.contract:24} {len(group.tests):5}  {about(judged.tree, group, NAMES)}"
-        lines.append(textwrap.shorten(row, WIDTH, placeholder=" ...") if len(row) > WIDTH else row)
+        lines.append(row if len(row) <= WIDTH else f"{row[: WIDTH - 4].rpartition(' ')[0]} ...")
     if len(judged.groups) > ROWS:
         lines.append(f"{'':12} and {len(judged.groups) - ROWS} more rows")
     if test := judged.example:
