@@ -21,8 +21,6 @@ from conformance import ROOT
 from conformance.doors.server.process import Client
 from conformance.lab.bench import cells, models, serving, speed, tasks
 from conformance.lab.bench.models import Subject
-from conformance.lab.simulate import follow
-from conformance.lab.texts.loops import loops
 
 TOKENS, REPEATS = 8, cells.LEAST_REPEATS
 
@@ -176,11 +174,6 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     assert [(bar.get_x(), round(bar.get_width(), 6)) for bar in axes.patches] == [(1, -0.1), (1, 1.0)]
 
 
-@pytest.mark.repository
-def test_the_example_of_an_edit_is_what_the_strategy_does() -> None:
-    assert follow.shown() in (ROOT / "docs" / "drafting.md").read_text()
-
-
 def test_tasks_are_the_same_every_time() -> None:
     for workload in tasks.WORKLOADS:
         once, again = (tasks.single(workload, 0) for _ in range(2))
@@ -234,10 +227,3 @@ def test_a_few_prompts_are_a_table(
     with pytest.raises(SystemExit):
         speed.main()
     assert "no jsno; there are rename" in capsys.readouterr().err
-
-
-def test_a_loop_is_seen() -> None:
-    assert loops([1, 2, 3, 7, 8, 7, 8, 7, 8])
-    assert loops([5, 4, 4, 4])
-    assert not loops([1, 2, 3, 7, 8, 7, 8])
-    assert not loops([1])

@@ -10,9 +10,8 @@ from mlx_lm import load
 from mlx_lm.draft import EditStrategy, HeadDraftStrategy, HeadedModel
 
 from conformance.lab.recorded.answers import ANSWERS, is_judge, read
-from conformance.lab.trained import DRAFTS, HeadDrafts
+from conformance.lab.trained import COST, DRAFTS, HeadDrafts
 from conformance.lab.trained.head import load_head
-from conformance.lab.trained.simulated import COST
 from conformance.real_model.decoding import SAMPLING, run, same
 from conformance.smollm2 import MODELS, path_of
 from conformance.smollm2.tasks import TASKS, encode

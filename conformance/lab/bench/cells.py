@@ -22,7 +22,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from conformance.lab.bench.models import Cache, Subject, copied
 from conformance.lab.bench.tasks import Dictated
-from conformance.lab.texts.loops import loops
+from conformance.lab.streams import loops
 
 Row = dict[str, Any]
 # Tokens in a turn: far fewer than in a run, but enough that the start and the end of a turn cost little of it.

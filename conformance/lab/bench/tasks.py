@@ -15,8 +15,8 @@ from typing import Any
 import mlx.core as mx
 
 from conformance.lab.bench.models import Cache, Subject
+from conformance.lab.streams import CHARS_PER_TOKEN, corpus
 from conformance.lab.texts import workloads
-from conformance.lab.texts.recorded_streams import CHARS_PER_TOKEN, corpus
 from conformance.lab.texts.workloads import Corpus
 from conformance.subjects.prompts import Message, chat, fenced, repeat
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).parent / "data"
-ANSWERS, SAMPLED, EDITS = (DATA / f"{name}.jsonl.gz" for name in ("answers", "sampled", "edits"))
+FILES = {name: DATA / f"{name}.jsonl.gz" for name in ("answers", "sampled", "edits")}
+ANSWERS, SAMPLED, EDITS = FILES.values()
 # The likeliest tokens that are kept of each step.
 KEPT = 8
 

@@ -1,4 +1,4 @@
-"""Estimate what drafting gains, without a model: recorded streams, the package's Planner and a table of block costs.
+"""Estimate what drafting gains, without a model: recorded streams, the package's loop, and a table of block costs.
 
 python -m conformance.lab.simulate                  # the answers of SmolLM2, with the block costs of three devices
 python -m conformance.lab.simulate --sampled        # answers of it at temperature 0.8 with a seed
@@ -15,113 +15,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from mlx_lm.draft import (
-    BlockCosts,
-    DraftStats,
-    EditStrategy,
-    LearnedCosts,
-    NgramModStrategy,
-    NgramModTable,
-    NgramSimpleStrategy,
-    Planner,
-    SuffixStrategy,
-)
-from mlx_lm.draft.options import DEFAULT_NGRAM_MOD_SIZE
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.models.base import SHORT_BLOCK
 
-from conformance.lab.recorded.streams import PARTS, load
-from conformance.lab.simulate.baselines import RIVALS
-from conformance.lab.simulate.limit import limits
-from conformance.lab.simulate.result import TITLES, Result, Row, show
+from conformance.lab.simulate.rivals import RIVALS, limits
+from conformance.lab.simulate.run import TABLES, Row, makers, run
+from conformance.lab.streams import NAMES, PARTS, Stream, bpe, load, streams, words
 from conformance.lab.texts import edits
-from conformance.lab.texts.recorded_streams import NAMES, VOCAB, Request, Stream, bpe, streams, words
+from conformance.tables import table
 from conformance.testing.arguments import at_least_one, parser
 
-# Measured with a bf16 llama of 24 M parameters on one CPU core.
-CPU = BlockCosts((1, 2, 3, 5, 9, 17), (1, 1.33, 1.67, 2.37, 3.78, 7.15))
-# Reported for an M4 Pro with 4-bit weights.
-M4 = BlockCosts((1, 2, 3, 4, 6, 8), (1, 1.03, 1.22, 1.47, 2.07, 2.69))
-# A data-centre GPU, limited by its memory bandwidth.
-GPU = BlockCosts((1, 2, 64), (1, 1.02, 1.3))
-TABLES = {"cpu": CPU, "m4": M4, "gpu": GPU}
 # Of made-up streams, for each kind and size.
 SEEDS = range(100, 103)
-Make = Callable[[], Any]
-# Turns a cost, in passes of one token, into seconds.
-Clock = Callable[[float], float]
-
-
-def makers() -> dict[str, Make]:
-    """The package's strategies. Responses share one ngram-mod table, as in a server."""
-    table = NgramModTable(DEFAULT_NGRAM_MOD_SIZE, vocab_size=VOCAB)
-    return {
-        "edit": EditStrategy,
-        "suffix": SuffixStrategy,
-        "ngram-simple": NgramSimpleStrategy,
-        "ngram-mod": lambda: NgramModStrategy(table, lookup=EditStrategy()),
-    }
-
-
-def decode(
-    strategy: Any,
-    request: Request,
-    costs: BlockCosts,
-    bound: int = MAX_AUTO_DRAFT,
-    gated: bool = True,
-    learned: LearnedCosts | None = None,
-    clock: Clock | None = None,
-    make_planner: Callable[..., Any] | None = None,
-) -> tuple[Result, list[list[int]]]:
-    """Draft, verify and accept, as ``draft_generate_step`` does. Also returns the drafts.
-
-    The planner knows ``costs``. With ``learned`` it knows only what that has learned from the times of the ``clock``.
-    """
-    answer, result, drafts = request.answer, Result(), []
-    planner = (make_planner or Planner)(
-        strategy, bound, DraftStats(), (learned or costs) if gated else None, request.eos
-    )
-    planner.vocab_size = VOCAB
-    unseen, ahead, done = request.prompt, False, 0
-    while done < len(answer):
-        draft: list[int] = []
-        if not ahead:
-            planner.observe(unseen)
-            unseen = []
-            draft = planner.plan(len(answer) - done - 1)
-        drafts.append(draft)
-        wanted = answer[done : done + len(draft)]
-        n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=True)) if len(set(pair)) > 1), len(draft))
-        # Only a head takes time to draft, and the stages before heads have none.
-        cost = costs(1 + len(draft)) + getattr(planner, "draft_cost", 0.0)
-        result += Result(1 + n_right, 1, 1 + len(draft), cost)
-        if learned is not None:
-            learned.learn(1 + len(draft), clock(cost) if clock else cost)
-        unseen = unseen + wanted[:n_right]
-        # Plain decoding feeds the next token before it is known.
-        ahead = not draft
-        if ahead:
-            planner.observe(unseen)
-            unseen = []
-            ahead = planner.runs_ahead()
-        planner.accept(n_right)
-        unseen = [*unseen, answer[done + n_right]]
-        done += 1 + n_right
-    planner.close(0, unseen)
-    return result, drafts
-
-
-def run(make: Make, recorded: Sequence[Stream], costs: BlockCosts = CPU, **options: Any) -> Row:
-    """Decode every stream. Each request gets a new strategy."""
-    row = Row({})
-    for one in recorded:
-        result = Result()
-        for request in one.requests:
-            result += decode(make(), request, costs, **options)[0]
-        row.add(one, result)
-    return row
+TITLES = {
+    "speed": "Implied speed",
+    "tokens_a_forward": "Tokens a forward pass",
+    "fed_a_token": "Tokens fed for a token of the answer",
+}
 
 
 def made(names: Sequence[str], args: argparse.Namespace) -> list[Stream]:
@@ -159,15 +70,26 @@ def parsed() -> argparse.Namespace:
     return args
 
 
+def show(rows: dict[str, Row], value: str) -> str:
+    """A Markdown table with a row for each workload and a column for each strategy."""
+    names = next(iter(rows.values())).by_name
+    lines = [[name, *(getattr(row.by_name[name], value) for row in rows.values())] for name in names]
+    lines.append(["geometric mean", *(row.mean(value) for row in rows.values())])
+    if value == "speed":
+        lines.append(["worst stream", *(f"{row.worst:.3f}" for row in rows.values())])
+        lines.append(["which", *(row.worst_name for row in rows.values())])
+    return table(["", *rows], lines)
+
+
 def main() -> None:
     args = parsed()
     what, make = SOURCES[args.source]
-    recorded = make(args)
-    options = {"bound": args.bound or (SHORT_BLOCK - 1 if args.ungated else MAX_AUTO_DRAFT), "gated": not args.ungated}
+    found = make(args)
+    bound = args.bound or (SHORT_BLOCK - 1 if args.ungated else MAX_AUTO_DRAFT)
     for name in args.costs:
         compared, costs = makers() | RIVALS, TABLES[name]
-        rows = {label: run(compared[label], recorded, costs, **options) for label in args.only}
-        rows |= limits(recorded, costs)
+        rows = {label: run(compared[label], found, costs, bound=bound, gated=not args.ungated) for label in args.only}
+        rows |= limits(found, costs)
         for value, title in TITLES.items():
             print(f"{title}: {what}, costs of {name}\n\n{show(rows, value)}\n", flush=True)
 

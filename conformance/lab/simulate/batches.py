@@ -1,24 +1,25 @@
-"""Estimate what drafts gain in a batch, without a model: recorded streams, the package's BatchPlanner, a cost table.
+"""Estimate what drafts gain in a batch: the package's BatchGenerator, answers in place of a model, and a cost table.
 
 python -m conformance.lab.simulate.batches
 
-Each client has one row of the batch. When a request ends, the next one takes its row. The speed is the cost of plain
-batching divided by the cost of the blocks that were fed.
+So many requests are answered at once. When one ends, the next one takes its row. The speed is the cost of plain
+batching divided by the cost of the blocks that were fed. A row joins with a pass of its own, which counts in neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, cycle, islice, repeat
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device_costs
-from mlx_lm.draft.batch_planner import BatchPlanner
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
+from mlx_lm.generate import BatchGenerator
 
-from conformance.lab.texts.recorded_streams import VOCAB, Request, Stream, streams
-from conformance.tables import line, table
+from conformance.lab.simulate.run import Make
+from conformance.lab.streams import VOCAB, Request, Stream, streams
+from conformance.tables import table
 from conformance.testing.arguments import parser
 
 SIZES = (1, 2, 4, 8, 16)
@@ -29,138 +30,91 @@ MIXED = (*COPYING[:2], *OTHERS)
 KINDS: dict[str, tuple[str, ...]] = {"copying": COPYING, "mixed": MIXED, "beside": MIXED, "prose": OTHERS[:1]}
 # How many requests a row serves, so that rows come and go.
 ROUNDS = 4
-Make = Callable[[], Any]
+# A request, and whether it is drafted.
+Asked = tuple[Request, bool]
 
 
-@dataclass
-class Row:
-    """A request in the batch, and the cost of its time there, in passes of the batch without drafts."""
-
-    request: Request
-    done: int = 0
-    spent: float = 0.0
-
-    @property
-    def left(self) -> int:
-        return len(self.request.answer) - self.done
-
-    def accepted(self, draft: Sequence[int]) -> int:
-        """How many tokens of a draft are right."""
-        pairs = enumerate(zip(draft, self.request.answer[self.done :], strict=False))
-        return next((i for i, (a, b) in pairs if a != b), min(len(draft), self.left))
+def says(answer: Sequence[int]) -> Callable[[mx.array], mx.array]:
+    """A sampler that draws an answer, whatever the logits are."""
+    said = chain(answer, repeat(0))
+    return lambda logprobs: mx.array([next(said)])
 
 
-@dataclass
-class Result:
-    """The blocks that were fed, as (rows, tokens in each row), their cost, and the cost of plain batching."""
+class Batch:
+    """Takes the place of the model of a ``BatchGenerator``, and counts what its blocks cost."""
 
-    blocks: list[tuple[int, int]] = field(default_factory=list)
-    spent: float = 0.0
-    plain: float = 0.0
-    ended: list[Row] = field(default_factory=list)
+    def __init__(self, asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make) -> None:
+        self.costs, self.requests = costs, [request for request, _ in asked]
+        # What is known of a model before it is called.
+        self._vocab_size, self._is_stepped = VOCAB, False
+        self.generator = BatchGenerator(self, completion_batch_size=size, prefill_batch_size=size, draft_costs=costs)
+        self.generator.insert(
+            [request.prompt[-1:] for request in self.requests],
+            [len(request.answer) for request in self.requests],
+            # All prompts are cached.
+            all_tokens=[request.prompt[:-1] for request in self.requests],
+            samplers=[says(request.answer) for request in self.requests],
+            planners=[
+                Planner(make(), MAX_AUTO_DRAFT, DraftStats(), costs) if drafted else None for _, drafted in asked
+            ],
+        )
+        # The cost of all blocks, of plain batching, and of the time of each row in passes without drafts.
+        self.spent = self.plain = self.share = 0.0
+        self.fed = False
+        self.of_row = dict.fromkeys(range(len(asked)), 0.0)
+        self.ended: list[int] = []
+        self.said: dict[int, list[int]] = {uid: [] for uid in range(len(asked))}
 
     @property
     def speed(self) -> float:
         return self.plain / self.spent
 
+    def make_cache(self) -> list[Any]:
+        return []
 
-class Batch:
-    """Decodes rows as ``GenerationBatch`` does. The recorded answer takes the place of a model."""
-
-    def __init__(self, costs: BlockCosts, make: Make = SuffixStrategy, bound: int = MAX_AUTO_DRAFT) -> None:
-        self.costs, self.make, self.bound = costs, make, bound
-        self.rows, self.result, self.next_uid = dict[int, Row](), Result(), 0
-        self.planner = BatchPlanner(None, costs)
-        self.planner._vocab_size = VOCAB
-        # True if the next block is fed before the tokens of the last one are known.
-        self.ahead = False
-
-    def join(self, request: Request, drafted: bool = True) -> None:
-        uid, self.next_uid = self.next_uid, self.next_uid + 1
-        self.rows[uid] = Row(request)
-        if drafted:
-            planner = Planner(self.make(), self.bound, DraftStats(), self.costs)
-            self.planner.add(uid, planner, list(request.prompt))
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        n_rows, n_tokens = tokens.shape
+        uids = self.generator._generation_batch.uids
+        if uids and not self.fed:
+            self.fed = True
+            alone, block = self.costs(n_rows), self.costs(n_rows * n_tokens)
+            self.spent += block
+            self.share = alone / n_rows
+            for uid in uids:
+                self.of_row[uid] += block / alone
+        return mx.zeros((n_rows, n_tokens, 1))
 
     def step(self) -> None:
-        """Feed a block. A row stays for one more block after its last token, unless that token was drafted."""
-        uids = list(self.rows)
-        drafts: list[list[int]] = [[] for _ in uids]
-        # A row joins with a pass of its own, which has no drafts.
-        if not self.ahead and any(row.done for row in self.rows.values()):
-            drafts = self.planner.plan(uids, [row.left if row.done else 0 for row in self.rows.values()])
-        n_tokens = 1 + max(map(len, drafts))
-        plain, spent = self.costs(len(uids)), self.costs(len(uids) * n_tokens)
-        self.result.blocks.append((len(uids), n_tokens))
-        self.result.spent += spent
-        ended = [uid for uid, row in self.rows.items() if row.left == 0]
-        self._end(ended)
-        going_on = list(self.rows)
-        self.ahead = n_tokens == 1 and bool(going_on) and self.planner.runs_ahead(going_on)
-        by_uid = dict(zip(uids, drafts, strict=True))
-        n_accepted = [self.rows[uid].accepted(by_uid[uid]) for uid in going_on]
-        if n_tokens > 1:
-            self.planner.accept(going_on, n_accepted)
-        self.result.plain += plain * len(ended) / len(uids)
-        for uid, n in zip(going_on, n_accepted, strict=True):
-            self._go_on(uid, n, spent / plain, plain / len(uids))
-        assert not self.planner.errors
-
-    def _go_on(self, uid: int, n_accepted: int, spent: float, plain: float) -> None:
-        row = self.rows[uid]
-        said = row.request.answer[row.done : row.done + n_accepted + 1]
-        for token in said:
-            self.planner.observe(uid, token)
-        row.done, row.spent = row.done + len(said), row.spent + spent
-        self.result.plain += len(said) * plain
-        if len(said) == n_accepted:
-            # The last token was drafted. Plain batching needs one more pass to feed it.
-            self.result.plain += plain
-            self._end([uid])
-
-    def _end(self, uids: Iterable[int]) -> None:
-        for uid in uids:
-            self.result.ended.append(self.rows.pop(uid))
-            self.planner.end(uid)
+        self.fed = False
+        for response in self.generator.next()[1]:
+            self.plain += self.share
+            said = self.said[response.uid]
+            said.append(response.token)
+            if response.finish_reason is not None:
+                assert said == self.requests[response.uid].answer
+                self.ended.append(response.uid)
 
 
-Asked = tuple[Request, bool]
-
-
-def decode(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = SuffixStrategy) -> Result:
-    """Keep ``size`` rows busy until the last request has begun. A request says whether it is drafted."""
-    batch = Batch(costs, make)
-    for request, drafted in islice(cycle(asked), ROUNDS * size):
-        batch.join(request, drafted)
-        while len(batch.rows) == size:
-            batch.step()
-    return batch.result
-
-
-def together(asked: Sequence[Asked], costs: BlockCosts, make: Make = SuffixStrategy) -> Result:
-    """Decode all requests at once, until each is answered."""
-    batch = Batch(costs, make)
-    for request, drafted in asked:
-        batch.join(request, drafted)
-    while batch.rows:
+def decode(asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make = SuffixStrategy) -> Batch:
+    """Keep ``size`` rows busy until the last request has begun, and the first of the last ones has ended."""
+    batch = Batch(list(islice(cycle(asked), ROUNDS * size)), size, costs, make)
+    while len(batch.ended) <= (ROUNDS - 1) * size:
         batch.step()
-    return batch.result
+    return batch
 
 
 def requests(kind: str, size: int = 300, seeds: Sequence[int] = range(100, 102)) -> list[Asked]:
     """The last request of each conversation. The workloads take turns."""
     recorded = [streams(seeds, [size], names=[name]) for name in KINDS[kind]]
     turns: Iterator[tuple[Stream, ...]] = zip(*recorded, strict=True)
-    beside = kind == "beside"
-    return [(s.requests[-1], not beside or s.name in COPYING) for turn in turns for s in turn]
+    return [(s.requests[-1], kind != "beside" or s.name in COPYING) for turn in turns for s in turn]
 
 
 def main() -> None:
     parser(__doc__, "python -m conformance.lab.simulate.batches").parse_args()
-    print(table(["requests", *(f"{device}, {n}" for device in DEVICES for n in SIZES)]))
-    for kind in KINDS:
-        asked = requests(kind)
-        print(line([kind, *(decode(asked, n, device_costs(device)).speed for device in DEVICES for n in SIZES)]))
+    cells = [(device, n) for device in DEVICES for n in SIZES]
+    rows = ([kind, *(decode(requests(kind), n, device_costs(device)).speed for device, n in cells)] for kind in KINDS)
+    print(table(["requests", *(f"{device}, {n}" for device, n in cells)], rows))
 
 
 if __name__ == "__main__":

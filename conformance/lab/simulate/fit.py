@@ -8,58 +8,48 @@ halves are disjoint by source (conformance/lab/recorded/answers.py). Nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
 
 from mlx_lm.draft import EditStrategy, acceptance, edit
 
-from conformance.lab.recorded.streams import PARTS, load
-from conformance.lab.simulate.__main__ import TABLES, run
-from conformance.lab.texts.recorded_streams import Stream
+from conformance.lab.simulate.run import TABLES, Make, run
+from conformance.lab.streams import PARTS, Stream, load
 from conformance.tables import line, table
 from conformance.testing.arguments import parser
 
 # What was seen counts beside the shipped value, which counts as much as this many tokens.
 SHIPPED_WEIGHT = 20
-COLUMNS = (None, True, False)
 Prior = tuple[tuple[float, ...], ...]
-Cell = TypeVar("Cell")
-# (right, seen) by what a prior is told apart by.
-Counts = dict[Cell, tuple[int, int]]
 
 
-def count(counts: Counts[Cell], cell: Cell, right: bool) -> None:
-    n_right, n_seen = counts.get(cell, (0, 0))
-    counts[cell] = n_right + right, n_seen + 1
-
-
-def share(counts: Counts[Cell], cell: Cell, shipped: float) -> float:
-    n_right, n_seen = counts.get(cell, (0, 0))
-    return (n_right + SHIPPED_WEIGHT * shipped) / (n_seen + SHIPPED_WEIGHT)
-
-
-def fitted(make: Callable[[], Any], streams: Sequence[Stream]) -> tuple[Prior, dict[Any, float]]:
+def fitted(make: Make, streams: Sequence[Stream]) -> tuple[Prior, dict[Any, float]]:
     """The shares of right tokens and of right guesses in some streams, as the two priors that are shipped."""
-    tokens: Counts[tuple[int, int]] = {}
-    guesses: Counts[Any] = {}
+    right, seen = Counter[Hashable](), Counter[Hashable]()
     learn, follow = acceptance.AcceptanceRates.learn, EditStrategy._follow
     # Each cell says another likelihood, so that a token tells its cell.
-    marked = tuple(
-        tuple(p + 1e-9 * (len(COLUMNS) * i + j) for j, p in enumerate(row)) for i, row in enumerate(acceptance.PRIOR)
-    )
+    marked = tuple(tuple(p + 1e-9 * (3 * i + j) for j, p in enumerate(row)) for i, row in enumerate(acceptance.PRIOR))
     cells = {p: (i, j) for i, row in enumerate(marked) for j, p in enumerate(row)}
 
-    def learned(self: Any, place: int, likely: float | None, right: bool) -> None:
+    def count(cell: Hashable, is_right: bool) -> None:
+        seen[cell] += 1
+        right[cell] += is_right
+
+    def learned(self: Any, place: int, likely: float | None, is_right: bool) -> None:
         if likely in cells:
-            count(tokens, cells[likely], right)
-        learn(self, place, likely, right)
+            count(cells[likely], is_right)
+        learn(self, place, likely, is_right)
 
     def followed(self: Any, token: int) -> None:
         for guess in self._guesses:
-            count(guesses, guess.kind, self._tokens[guess.place] == token)
+            count(guess.kind, self._tokens[guess.place] == token)
         follow(self, token)
+
+    def share(cell: Hashable, shipped: float) -> float:
+        return (right[cell] + SHIPPED_WEIGHT * shipped) / (seen[cell] + SHIPPED_WEIGHT)
 
     with (
         mock.patch.object(acceptance, "PRIOR", marked),
@@ -68,10 +58,8 @@ def fitted(make: Callable[[], Any], streams: Sequence[Stream]) -> tuple[Prior, d
     ):
         for costs in TABLES.values():
             run(make, streams, costs)
-    prior = tuple(
-        tuple(share(tokens, (i, j), shipped) for j, shipped in enumerate(row)) for i, row in enumerate(acceptance.PRIOR)
-    )
-    return prior, {kind: share(guesses, kind, shipped) for kind, shipped in edit.PRIORS.items()}
+    prior = tuple(tuple(share((i, j), p) for j, p in enumerate(row)) for i, row in enumerate(acceptance.PRIOR))
+    return prior, {kind: share(kind, shipped) for kind, shipped in edit.PRIORS.items()}
 
 
 @contextmanager
@@ -80,30 +68,23 @@ def using(prior: Prior, guesses: Mapping[Any, float]) -> Iterator[None]:
         yield
 
 
-def speeds(streams: Sequence[Stream]) -> dict[str, float]:
-    """The mean speed of the edit strategy over the kinds of work, by the table of costs."""
-    return {name: run(EditStrategy, streams, costs).mean("speed") for name, costs in TABLES.items()}
-
-
 def compared(what: str, part: str, prior: Prior, guesses: Mapping[Any, float]) -> Iterator[str]:
     """A row for each table of costs: the shipped priors, the fitted one of the planner, and both fitted."""
-    streams = load(what, part)
-    shipped = speeds(streams)
-    with using(prior, edit.PRIORS):
-        planner = speeds(streams)
-    with using(prior, guesses):
-        both = speeds(streams)
-    for name, speed in shipped.items():
-        gains = (f"{100 * (other[name] / speed - 1):+.1f} %" for other in (planner, both))
-        yield line([what, part, len(streams), name, f"{speed:.3f}", *gains])
+    streams, speeds = load(what, part), []
+    for priors in ((acceptance.PRIOR, edit.PRIORS), (prior, edit.PRIORS), (prior, guesses)):
+        with using(*priors):
+            speeds.append({name: run(EditStrategy, streams, costs).mean("speed") for name, costs in TABLES.items()})
+    for name in TABLES:
+        shipped, *others = (speed[name] for speed in speeds)
+        gains = (f"{100 * (other / shipped - 1):+.1f} %" for other in others)
+        yield line([what, part, len(streams), name, f"{shipped:.3f}", *gains])
 
 
 def main() -> None:
     parser(__doc__, "python -m conformance.lab.simulate.fit").parse_args()
     prior, guesses = fitted(EditStrategy, [one for what in ("answers", "edits") for one in load(what, "fit")])
-    matches = [2 ** (i - 1) if i else 0 for i in range(len(prior))]
     shipped = [", ".join(f"{p:.2f}" for p in row) for row in acceptance.PRIOR]
-    rows = [[n, *row, before] for n, row, before in zip(matches, prior, shipped, strict=True)]
+    rows = [[2 ** (i - 1) if i else 0, *row, shipped[i]] for i, row in enumerate(prior)]
     print(table(["tokens that match", "not known", "right", "wrong", "shipped"], rows) + "\n")
     print(table(["guess", "fitted", "shipped"], ([kind, p, edit.PRIORS[kind]] for kind, p in guesses.items())) + "\n")
     print(table(["streams", "part", "how many", "costs", "shipped", "planner's prior fitted", "both fitted"]))

@@ -6,12 +6,11 @@ docs/drafting.md shows the table that this prints.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import zip_longest
-from typing import Any
 
 from mlx_lm.draft import EditStrategy, SuffixStrategy
 
+from conformance.lab.simulate.run import Make
 from conformance.tables import table
 from conformance.testing.arguments import parser
 
@@ -27,25 +26,23 @@ class Basket:
         print(self.name, self.size)
         return self.size / LIMIT
 """
-PROMPT = f"Rename size.\n{SOURCE}|"
-ANSWER = SOURCE.replace("size", "total_weight")
+TEXTS = (f"Rename size.\n{SOURCE}|", SOURCE.replace("size", "total_weight"))
 LONGEST = 16
 
 
-def steps(make: Callable[[], Any]) -> list[tuple[str, str]]:
+def steps(make: Make) -> list[tuple[str, str]]:
     """For each forward pass: the drafted text that is accepted, and the token (a word) that the model adds."""
-    prompt, answer = (re.findall(r" ?[A-Za-z]+|\d|\n *| +|[^\w\s]|\S", text) for text in (PROMPT, ANSWER))
+    prompt, answer = (re.findall(r" ?[A-Za-z]+|\d|\n *| +|[^\w\s]|\S", text) for text in TEXTS)
     ids = {piece: i for i, piece in enumerate(dict.fromkeys(prompt + answer))}
-    strategy, n, found = make(), 0, []
+    strategy, wanted, found = make(), [ids[piece] for piece in answer], []
     strategy.begin([ids[piece] for piece in prompt])
-    while n < len(answer):
-        draft, wanted = strategy.propose(LONGEST), [ids[piece] for piece in answer[n:]]
-        n_right = next((i for i, pair in enumerate(zip(draft, wanted, strict=False)) if len(set(pair)) > 1), len(draft))
-        n_right = min(n_right, len(wanted))
-        found.append(("".join(answer[n : n + n_right]), "".join(answer[n + n_right :][:1])))
-        strategy.accept(n_right, len(draft))
-        strategy.observe(wanted[: n_right + 1])
-        n += n_right + 1
+    while wanted:
+        draft = strategy.propose(LONGEST)
+        n = next((i for i, pair in enumerate(zip(draft, wanted, strict=False)) if len(set(pair)) > 1), len(draft))
+        found.append(("".join(answer[:n]), "".join(answer[n : n + 1])))
+        strategy.accept(n, len(draft))
+        strategy.observe(wanted[: n + 1])
+        answer, wanted = answer[n + 1 :], wanted[n + 1 :]
     return found
 
 

@@ -1,49 +1,92 @@
-"""Train a draft head, record what it drafts, and show what it gains.
+"""What a trained head gains on streams that it was not trained on, alone and with a lookup, by what blocks cost.
 
-python -m conformance.lab.trained gains                     # three tables of costs, from what is recorded
-
-The other steps need PyTorch (pip install torch==2.13.0 numpy safetensors tokenizers), and for smollm2 the model of
-scripts/model.sh. Together they take less than two hours on two cores:
-
-python -m conformance.lab.trained texts smollm2             # let it answer 900 prompts, and keep its hidden states
-python -m conformance.lab.trained train smollm2 --minutes 60
-python -m conformance.lab.trained drafts smollm2            # what the head drafts on streams that it was not trained on
+python -m conformance.lab.trained
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from mlx_lm.draft import BlockCosts, EditStrategy, HeadDraftStrategy, Proposal
+
+from conformance.lab.recorded.answers import FILES, is_judge, read
+from conformance.lab.simulate.__main__ import TITLES
+from conformance.lab.simulate.run import TABLES, Row, decode, run
+from conformance.lab.streams import LOOPS, Stream, recorded
+from conformance.lab.trained import COST, DRAFTS, HeadDrafts
+from conformance.tables import line, table
 from conformance.testing.arguments import parser
 
-MODELS = ("smollm2", "fixture")
+# Kinds of work by what they copy, the least first: a file, and the kinds of it, or all.
+WORK: dict[str, tuple[str, tuple[str, ...] | None]] = {
+    "prose": ("answers", ("answer", "summarize", "quote")),
+    "code": ("answers", ("complete", "document", "examples", "next version")),
+    "JSON": ("answers", ("call", "table to JSON", "JSON to table", "look up")),
+    "edited code": ("answers", ("rename", "annotate", "rename solution", "schema")),
+    "sampled answers": ("sampled", None),
+    "real edits": ("edits", None),
+}
 
 
-def main() -> int:
-    options = parser(__doc__, "python -m conformance.lab.trained")
-    options.add_argument("what", choices=("texts", "train", "drafts", "gains"))
-    options.add_argument("model", nargs="?", choices=MODELS, default=MODELS[0])
-    options.add_argument("--minutes", type=float, default=60, help="how long to train (default: %(default)s)")
-    args = options.parse_args()
-    # Each needs packages that the others do not.
-    if args.what == "texts":
-        from conformance.lab.trained.texts import write
+class Recorded(HeadDraftStrategy):
+    """The drafts of a head, from the file, after each token of an answer."""
 
-        write(args.model)
-    elif args.what == "train":
-        from conformance.lab.trained.train import train
+    def __init__(self, drafts: HeadDrafts, n_prompt: int, lookup: Any = None) -> None:
+        super().__init__(lookup)
+        self.drafts, self.place = drafts, -n_prompt
+        self.draft = self.known
 
-        train(args.model, args.minutes)
-    elif args.what == "drafts":
-        from conformance.lab.trained.drafts import record
+    def known(self, token: int, n: int) -> Proposal:
+        chances = [percent / 100 for percent in self.drafts.chances[self.place]]
+        return Proposal(self.drafts.tokens[self.place][:n], chances[:n])
 
-        record(args.model)
-    else:
-        from conformance.lab.trained.simulated import main as gains
+    def observe(self, tokens: Sequence[int]) -> None:
+        super().observe(tokens)
+        self.place += len(tokens)
 
-        gains()
-    return 0
+
+def judged(work: str) -> Iterator[tuple[Stream, HeadDrafts]]:
+    """The streams that the head was not trained on, each with its drafts. Answers that run into a loop are left out."""
+    what, kinds = WORK[work]
+    found = (HeadDrafts(**one) for one in read(DRAFTS / f"{what}.jsonl.gz")[1])
+    drafts = {(one.kind, one.source): one for one in found}
+    for one in read(FILES[what])[1]:
+        if is_judge(one["source"]) and (kinds is None or one["kind"] in kinds):
+            of_one = drafts[one["kind"], one["source"]]
+            made = recorded(one, one["prompt"], one["answer"][: len(of_one.tokens)])
+            if made.name != LOOPS:
+                yield made, of_one
+
+
+def rows(streams: Sequence[tuple[Stream, HeadDrafts]], costs: BlockCosts) -> dict[str, Row]:
+    """The results of the lookup alone, of the head alone and of both."""
+    found = {"edit": run(EditStrategy, [one for one, _ in streams], costs), "head": Row(), "both": Row()}
+    for one, drafts in streams:
+        request = one.requests[0]
+        for name, lookup in (("head", None), ("both", EditStrategy())):
+            strategy = Recorded(drafts, len(request.prompt), lookup)
+            strategy.cost = COST
+            found[name].add(one, decode(strategy, request, costs)[0])
+    return found
+
+
+def main() -> None:
+    parser(__doc__, "python -m conformance.lab.trained").parse_args()
+    results = {work: {name: rows(list(judged(work)), costs) for name, costs in TABLES.items()} for work in WORK}
+    columns = [(device, name) for device in TABLES for name in ("edit", "head", "both")]
+    head = ["", "streams", "tokens", *(f"{device}: {name}" for device, name in columns)]
+    for value in ("tokens_a_forward", "speed"):
+        print(f"{TITLES[value]}\n\n{table(head)}")
+        for work, by_device in results.items():
+            streams = [one for one, _ in judged(work)]
+            counts = [len(streams), sum(one.n_answered for one in streams)]
+            print(line([work, *counts, *(by_device[device][name].mean(value) for device, name in columns)]))
+        worst = [min(by_device[device][name].worst for by_device in results.values()) for device, name in columns]
+        if value == "speed":
+            print(line(["worst stream", "", "", *(f"{one:.3f}" for one in worst)]))
+        print(flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,20 +10,14 @@ import sys
 from typing import Any
 
 import pytest
-from mlx_lm.draft import LearnedCosts, device_costs
-from mlx_lm.draft.planner import MAX_AUTO_DRAFT
+from mlx_lm.draft import LearnedCosts
 
 from conformance import ROOT
 from conformance.__main__ import main as ask
 from conformance.check import check, probe
 from conformance.check.prompts import built_in
-from conformance.lab.simulate import batches
-from conformance.lab.simulate.__main__ import SEEDS, TABLES, makers, run
-from conformance.lab.simulate.baselines import RIVALS
-from conformance.lab.texts.recorded_streams import bpe, streams
 from conformance.pages import DRAFTING, README, USE, block, blocks, drafting, indented, text_of
 from conformance.series.patches import PATCHES
-from conformance.tables import line
 
 Capture = pytest.CaptureFixture[str]
 
@@ -95,32 +89,6 @@ def test_the_table_of_probe(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
     cost = re.compile(r"[\d.]+ \|$|num_draft_tokens=\d+", re.MULTILINE)
     shown, said = (cost.sub("", versions(text)) for text in (block(USE, "other token"), capsys.readouterr().out))
     assert shown.strip() == said.strip()
-
-
-@pytest.mark.parametrize("name", ["rename_one", "to_csv"])
-def test_a_row_of_the_edits(name: str) -> None:
-    recorded = streams(SEEDS, encode=bpe(), names=[name])
-    speeds = [
-        run(makers()[strategy], recorded, TABLES[costs], bound=MAX_AUTO_DRAFT).by_name[name].speed
-        for costs in ("gpu", "m4", "cpu")
-        for strategy in ("edit", "suffix")
-    ]
-    assert f"\n{line([name, *speeds])}\n" in text_of(DRAFTING)
-
-
-def test_a_row_of_all_kinds_of_work() -> None:
-    """The first one: the memory of ngram-mod is empty there."""
-    recorded, compared = streams(SEEDS, encode=bpe(), names=["rename"]), makers() | RIVALS
-    names = ("edit", "suffix", "ngram-simple", "ngram-mod", "transformers, 10", "longest, recent")
-    assert f"\n|  | {' | '.join(names)} |\n" in text_of(DRAFTING)
-    rows = [run(compared[name], recorded, TABLES["cpu"], bound=MAX_AUTO_DRAFT) for name in names]
-    assert f"\n{line(['rename', *(row.by_name['rename'].speed for row in rows)])}\n" in text_of(DRAFTING)
-
-
-def test_a_row_of_the_batches() -> None:
-    asked = batches.requests("prose")
-    speeds = [batches.decode(asked, n, device_costs(name)).speed for name in batches.DEVICES for n in batches.SIZES]
-    assert f"\n{line(['prose', *speeds])}\n" in text_of(USE)
 
 
 def test_the_number_of_patches() -> None:

@@ -1,8 +1,7 @@
-"""Token streams with known answers. They take the place of a model.
+"""Token streams with known answers, which take the place of a model: what SmolLM2 said, real edits, and made-up texts.
 
-The texts are drawn from ``texts.workloads`` and ``texts.edits`` with a seed, so a seed gives the same
-stream on every machine with the same Python standard library. Two workloads are bad cases on purpose: "ambiguous" and
-"bait".
+A seed gives the same made-up stream on every machine with the same Python standard library. Two workloads are bad cases
+on purpose: "ambiguous" and "bait".
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import cache
 from tokenizers import Tokenizer
 
 from conformance import FIXTURE
+from conformance.lab.recorded.answers import FILES, is_judge, read
 from conformance.lab.texts import edits, workloads
 from conformance.lab.texts.workloads import KINDS, Corpus
 from conformance.subjects.prompts import Message
@@ -23,9 +23,13 @@ from conformance.subjects.prompts import Message
 SIZES = (300, 1000, 2000)
 # The approximate length of a token of the fixture, in characters.
 CHARS_PER_TOKEN = 2.5
-# Larger than both vocabularies here, and as large as those of large models.
+# Larger than all vocabularies here, and as large as those of large models.
 VOCAB = 2**18 - 1
-
+# All answers that run into a loop, whatever was asked. They are no kind of work: a loop flatters every drafter.
+LOOPS = "(loops)"
+# The id of <|im_end|>.
+EOS = 2
+PARTS = ("fit", "judge")
 Encode = Callable[[str], list[int]]
 
 
@@ -50,6 +54,27 @@ class Stream:
     @property
     def n_answered(self) -> int:
         return sum(len(request.answer) for request in self.requests)
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether the end repeats what stands right before it, three times or more."""
+    sizes = range(1, len(tokens) // 3 + 1)
+    return any(len(set(map(tuple, (tokens[-n:], tokens[-2 * n : -n], tokens[-3 * n : -2 * n])))) == 1 for n in sizes)
+
+
+def recorded(record: dict[str, object], prompt: Sequence[int], answer: Sequence[int]) -> Stream:
+    said = [token for token in answer if token != EOS]
+    kind = LOOPS if loops(said) else str(record["kind"])
+    return Stream(kind, len(prompt), 0, (Request(list(prompt), list(answer), (EOS,)),))
+
+
+def load(what: str, part: str | None = None) -> list[Stream]:
+    """The streams of "answers", "sampled" or "edits", or those of one part: "fit" or "judge". Kinds stay together."""
+    _, records = read(FILES[what])
+    chosen = [one for one in records if part is None or PARTS[is_judge(one["source"])] == part]
+    found = [recorded(one, one["prompt"], one["answer"]) for one in chosen]
+    order = [*dict.fromkeys(one["kind"] for one in records), LOOPS]
+    return sorted(found, key=lambda one: order.index(one.name))
 
 
 @cache
@@ -89,11 +114,7 @@ def ambiguous(rng: random.Random, size: int) -> Request:
 
 
 def bait(rng: random.Random, size: int) -> Request:
-    """Repeated passages, each of which stops matching as soon as it looks like a copy.
-
-    The answer repeats earlier pieces, and another token than before follows each piece. The lengths of the pieces are
-    those at which a drafter begins to trust a match.
-    """
+    """Passages come again, each as long as where a drafter begins to trust a match. Something else follows it."""
     tokens = [rng.randrange(1000) for _ in range(size // 2)]
     while len(tokens) < 2 * size:
         n = rng.choice((4, 6, 8, 9, 10, 12))
@@ -117,10 +138,9 @@ def stream(name: str, size: int, seed: int, corpus: Corpus, encode: Encode) -> S
     rng = random.Random(f"{name} {size} {seed}")
     if name in ADVERSARIES:
         return Stream(name, size, seed, (ADVERSARIES[name](rng, size),))
+    draw = edits.draw if name in edits.NAMES else workloads.draw
     while True:
-        source = edits if name in edits.NAMES else workloads
-        messages = source.draw(rng, corpus, name, int(size * CHARS_PER_TOKEN))
-        requests = tuple(conversation(messages, encode))
+        requests = tuple(conversation(draw(rng, corpus, name, int(size * CHARS_PER_TOKEN)), encode))
         # A module may be too short for the text.
         if requests and len(requests[-1].prompt) + len(requests[-1].answer) > size * 0.6:
             return Stream(name, size, seed, requests)

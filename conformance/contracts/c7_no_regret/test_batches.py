@@ -1,0 +1,88 @@
+"""Drafts slow down no batch and no row of it, and copies gain: the batch of the package, on recorded streams.
+
+Nothing is timed: the costs of blocks come from a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from mlx_lm.draft import device_costs
+
+from conformance.drafters import Changing, Wrong
+from conformance.lab.simulate.batches import DEVICES, KINDS, SIZES, Asked, Batch, decode, requests
+from conformance.lab.simulate.run import Make
+from conformance.lab.streams import Request
+from conformance.oracle.findings import broken
+
+SLOWEST = 0.98
+# The most that drafts may cost a row beyond their gain: in passes, and for each token.
+CREDIT, CREDIT_OF_ROW = 1.0, 0.01
+
+
+@cache
+def recorded(kind: str) -> tuple[Asked, ...]:
+    return tuple(requests(kind, seeds=range(100, 101)))
+
+
+def check_rows(batch: Batch, size: int) -> None:
+    for uid in batch.ended:
+        spent, n = batch.of_row[uid], len(batch.said[uid])
+        most = (1 + CREDIT_OF_ROW) * n + CREDIT
+        if spent > most + 0.01:
+            broken(f"of {size} rows, one of {n} tokens takes as long as {spent:.2f} passes, not {most:.2f} at most")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_batch_is_slower(kind: str, device: str, size: int) -> None:
+    batch = decode(recorded(kind), size, device_costs(device))
+    assert batch.speed >= SLOWEST, f"{size} rows are {batch.speed:.3f} times as fast as without drafts"
+    check_rows(batch, size)
+
+
+@pytest.mark.parametrize("size", SIZES[:4])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [Wrong, Changing])
+def test_strategies_that_are_wrong_cost_the_credit(make: Make, device: str, size: int) -> None:
+    asked = [(Request([0], [i % 50 for i in range(200)]), True), *recorded("beside")[:3]]
+    check_rows(decode(asked, size, device_costs(device), make), size)
+
+
+@pytest.mark.parametrize(("device", "sizes", "least"), [("cuda", SIZES, 2), ("metal", (2,), 1.2)])
+def test_a_batch_of_copies_is_faster(device: str, sizes: Sequence[int], least: float) -> None:
+    for size in sizes:
+        speed = decode(recorded("copying"), size, device_costs(device)).speed
+        assert speed > least, f"{size} rows that copy are {speed:.2f} times as fast as without drafts, not {least}"
+
+
+class Silent:
+    """Drafts nothing, and counts what it is shown."""
+
+    n_seen = 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.n_seen += len(tokens)
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        return []
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        pass
+
+
+def test_a_batch_runs_ahead_where_nothing_is_drafted() -> None:
+    """As plain batching does: a pass begins before anybody knows the token that it feeds."""
+    strategy, n = Silent(), 40
+    batch, known = Batch([(Request([0], list(range(n))), True)], 1, device_costs("cpu"), lambda: strategy), []
+    while not batch.ended:
+        before = batch.spent
+        batch.step()
+        if batch.spent > before:
+            known.append(strategy.n_seen)
+    # The prompt, and all but the token of each pass.
+    late = sum(known[i] > 1 + i for i in range(3, n - 1))
+    assert late == 0, f"{late} of {n} passes begin after the token that they feed is read"
