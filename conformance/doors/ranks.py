@@ -1,4 +1,4 @@
-"""Run several ranks on this machine with the ring backend, as mlx.launch does, but with a time limit."""
+"""Run several ranks on this machine with the ring backend, as mlx.launch does. Ranks that wait for each other fail."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conformance import ROOT
+from conformance import FIXTURE, ROOT
 from conformance.doors.programs import Program, program
-from conformance.doors.server.process import free_ports
+from conformance.doors.server.process import Server, free_ports
+from conformance.oracle.findings import broken
 
-
-class Stuck(Exception):
-    """The ranks did not end in time."""
+N_RANKS = 2
+# No rank is silent for this long, also on a busy machine. Only a deadlock takes longer.
+SILENCE = 120.0
 
 
 @contextmanager
-def ranks_of(arguments: Sequence[str], folder: Path, n: int = 2, typed: str = "") -> Iterator[list[Program]]:
-    """Start a program as n ranks, which write to RANK.out and RANK.err in a folder. They end with the context."""
+def ranks_of(arguments: Sequence[str], folder: Path, typed: str = "") -> Iterator[list[Program]]:
+    """Start a program as two ranks, which write to RANK.out and RANK.err in a folder. They end with the context."""
     hosts = folder / "hosts.json"
-    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(n)]))
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(N_RANKS)]))
     ranks: list[Program] = []
     try:
-        for rank in range(n):
+        for rank in range(N_RANKS):
             env = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts), "PYTHONUNBUFFERED": "1"}
             out, err = folder / f"{rank}.out", folder / f"{rank}.err"
             ranks.append(program(arguments, out, err=err, typed=typed, env=env, cwd=ROOT))
@@ -37,40 +38,53 @@ def ranks_of(arguments: Sequence[str], folder: Path, n: int = 2, typed: str = ""
             process.wait()
 
 
-def run(arguments: Sequence[str], folder: Path, limit: float, n: int = 2) -> list[str]:
-    """Run a program as n ranks, and return what each prints.
-
-    Raises:
-        RuntimeError: if a rank fails.
-        Stuck: if the ranks take longer than the limit, in seconds.
-    """
-    with ranks_of(arguments, folder, n) as ranks:
-        end = time.monotonic() + limit
-        while any(process.poll() is None for process in ranks) and time.monotonic() < end:
-            if any(process.poll() for process in ranks):
-                # The other ranks would wait for the one that failed.
+def run(arguments: Sequence[str], folder: Path, typed: str = "") -> list[str]:
+    """Run a program as two ranks, and return what each prints. A rank that fails or waits forever fails the test."""
+    files = [folder / f"{rank}.out" for rank in range(N_RANKS)]
+    for file in files:
+        file.touch()
+    printed, since = -1, time.monotonic()
+    with ranks_of(arguments, folder, typed) as ranks:
+        # The other ranks would wait for one that failed.
+        while None in (codes := [process.poll() for process in ranks]) and not any(codes):
+            if (now := sum(file.stat().st_size for file in files)) != printed:
+                printed, since = now, time.monotonic()
+            if time.monotonic() - since > SILENCE:
                 break
             time.sleep(0.05)
-        codes = [process.poll() for process in ranks]
-    told = [((folder / f"{rank}.out").read_text(), (folder / f"{rank}.err").read_text()) for rank in range(n)]
-    if any(codes):
-        raise RuntimeError("\n".join(f"rank {rank}: {err[-2000:]}" for rank, (_, err) in enumerate(told)))
+    told = [(folder / f"{rank}.err").read_text()[-2000:] for rank in range(N_RANKS)]
+    for rank, (code, said) in enumerate(zip(codes, told, strict=True)):
+        if code:
+            broken(f"rank {rank} ends with {code}: {said.strip().rpartition(chr(10))[2]}", said)
     if None in codes:
-        raise Stuck(
-            "\n".join(f"rank {rank} printed: {out[-500:]}\n{err[-500:]}" for rank, (out, err) in enumerate(told))
-        )
-    return [out for out, _ in told]
+        broken(f"the ranks wait for each other: they print nothing for {SILENCE:.0f} seconds", "\n".join(told))
+    return [file.read_text() for file in files]
 
 
-# What a rank runs: a function and its arguments, and the last line that it prints is what comes back.
+# What a rank runs: a generator and its arguments. Each line is one of its results.
 CALL = """
 import pickle, sys
 function, args = pickle.loads(bytes.fromhex(sys.argv[1]))
-print(pickle.dumps(function(*args)).hex())
+for result in function(*args):
+    print(pickle.dumps(result).hex())
 """
 
 
-def call(folder: Path, limit: float, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What a function of a module returns on each of two ranks."""
-    printed = run(["-c", CALL, pickle.dumps((function, args)).hex()], folder, limit)
-    return [pickle.loads(bytes.fromhex(out.splitlines()[-1])) for out in printed]
+def call(folder: Path, function: Callable[..., Iterator[Any]], *args: Any) -> list[tuple[Any, ...]]:
+    """What a generator of a module yields on each of the ranks."""
+    printed = run(["-c", CALL, pickle.dumps((function, args)).hex()], folder)
+    return list(
+        zip(*([pickle.loads(bytes.fromhex(line)) for line in out.splitlines()] for out in printed), strict=True)
+    )
+
+
+@contextmanager
+def serve_on_ranks(folder: Path, *options: str, model: Path = FIXTURE) -> Iterator[Server]:
+    """A server on two ranks. The first rank answers."""
+    (port,) = free_ports(1)
+    command = ["-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *options]
+    with ranks_of(command, folder) as ranks:
+        server = Server(ranks[0], port, folder / "0.err")
+        server.timeout = SILENCE
+        server.wait_until_healthy()
+        yield server

@@ -1,53 +1,31 @@
-"""Decode cases on several ranks, for test_ranks.py."""
+"""What two ranks decode together: cases as data, and what a rank does with one."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm import load
-from mlx_lm.draft import BlockCosts, DraftStats, NgramModStrategy, NgramModTable, SuffixStrategy
-from mlx_lm.draft.planner import Planner
+from mlx_lm.draft import BlockCosts, DraftStats, NgramModStrategy, NgramModTable, Planner, SuffixStrategy
 from mlx_lm.draft.verify import BlockVerifier
-from mlx_lm.generate import generate_step, prompt_lookup_generate_step, speculative_generate_step
+from mlx_lm.generate import BatchGenerator, generate_step, prompt_lookup_generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
-from mlx_lm.tokenizer_utils import load as load_tokenizer
 from mlx_lm.utils import sharded_load
 
-from conformance import FIXTURE
-from conformance.doors.batch import breaking
-from conformance.drafters import Scripted
+from conformance.doors.batch import FREE, breaking
+from conformance.drafters import Partly, Scripted
 from conformance.subjects.architectures import build
 from conformance.subjects.families import Counted
-from conformance.subjects.prompts import ids
 
 N = 24
 SEED = 5
 VOCAB = 1024
-# Gives drafts that are right only for a few tokens.
-SHOWN = ("tool", "nothing_to_copy")
-# A short prompt for models with random weights.
-PATTERN = [7, 3, 9, 4, 7, 3, 9, 4, 7, 3, 9]
-
-
-@dataclass
-class Result:
-    """The record of one rank for one decode."""
-
-    case: str
-    prompt: str
-    tokens: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-    ahead: int = 0
-    error: str | None = None
+SPLITS = ("tensor", "pipeline")
 
 
 class Part(Counted):
@@ -92,11 +70,10 @@ class NoToken(SuffixStrategy):  # type: ignore[misc]
         return [-1]
 
 
-def broken(method: str, at: int) -> SuffixStrategy:
-    """A strategy that raises at a call of one of its methods."""
-    made = SuffixStrategy()
-    setattr(made, method, breaking(getattr(made, method), at))
-    return made
+def failing(strategy: Any, method: str, at: int) -> Any:
+    """The strategy, of which a method raises at a call."""
+    setattr(strategy, method, breaking(getattr(strategy, method), at))
+    return strategy
 
 
 def table(rank: int, text: list[int]) -> NgramModTable:
@@ -106,59 +83,110 @@ def table(rank: int, text: list[int]) -> NgramModTable:
     return made
 
 
-# The arguments of a rank, by its number and the text: the prompt with the answer of plain decoding.
-Options = Callable[[int, list[int]], dict[str, Any]]
+@dataclass(frozen=True)
+class Case:
+    # The arguments of a rank, by its number and the text: the prompt with the answer of plain decoding.
+    options: Callable[[int, list[int]], dict[str, Any]] = lambda *_: {}
+    # How the model is split. Tensor-parallel ranks wait for each other in every layer: only in a pipeline can one fall
+    # behind. What rank 0 looks up alone does not depend on it.
+    splits: Sequence[str] = SPLITS
+    # Whether drafts are accepted whatever the costs are on this machine, or none is.
+    accepts: bool | None = None
+    # Without a draft for a while, plain decoding runs ahead.
+    ahead: bool = False
+    # Whether it does something of its own on a text without copies.
+    copies_only: bool = True
+    sampled: bool = False
+    # What the error of rank 0 says.
+    error: str = ""
+    # Of a batch: how the strategy of the first row on rank 0 fails, and the rank whose caches cannot drop.
+    method: tuple[str, int] | None = None
+    cannot: int | None = None
 
 
-def of_the_first(make: Callable[[list[int]], Any], **more: Any) -> Options:
+def of_the_first(make: Callable[[list[int]], Any], **more: Any) -> Callable[[int, list[int]], dict[str, Any]]:
     """A strategy of rank 0. Nobody may ask the other ranks."""
     return lambda rank, text: {"draft_strategy": Unasked() if rank else make(text), **more}
 
 
+def typed(**options: Any) -> Callable[[int, list[int]], dict[str, Any]]:
+    return lambda *_: options
+
+
 PAYING = BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))
 UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5}
-CASES: dict[str, Options] = {
-    "plain": lambda *_: {},
-    "auto": lambda *_: {"draft_type": "auto"},
-    "ngram-simple": lambda *_: {"draft_type": "ngram-simple"},
-    "ngram-mod": lambda rank, text: {"draft_type": "ngram-mod", "ngram_mod_table": table(rank, text)},
-    "ungated": lambda rank, text: {"draft_type": "ngram-mod", "ngram_mod_table": table(rank, text), **UNGATED},
-    "costs": lambda rank, _: {
-        "draft_type": "auto",
-        "draft_costs": BlockCosts((1, 2, 16), (1, 1.1 + rank, 4 + 9 * rank)),
-    },
-    "margin": lambda *_: {"draft_type": "auto", "draft_margin": "auto"},
-    "ties": lambda *_: {"draft_type": "auto", "draft_margin": 2.0},
-    "slow first": lambda rank, _: {"draft_type": "auto", "seconds": 0.0 if rank else 0.005},
-    "slow last": lambda rank, _: {"draft_type": "auto", "draft_costs": PAYING, "seconds": 0.005 if rank else 0.0},
-    "unasked": of_the_first(lambda _: SuffixStrategy()),
-    "now and then": of_the_first(lambda _: NowAndThen(), draft_costs=PAYING),
-    "wrong": of_the_first(lambda _: NowAndThen(wrong=True), draft_costs=PAYING),
-    "plain, sampled": lambda *_: {"sampler": make_sampler(0.8)},
-    "sampled": lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)},
-    "scripted": of_the_first(lambda text: Scripted(text, 64), **UNGATED),
-    "scripted ties": of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED),
-}
-FAILING: dict[str, Options] = {
-    "propose fails": of_the_first(lambda _: broken("propose", 2)),
-    "observe fails": of_the_first(lambda _: broken("observe", 0)),
-    "accept fails": of_the_first(lambda _: broken("accept", 0)),
-    "no token": of_the_first(lambda _: NoToken()),
-    "a memory of its own": lambda rank, _: {
-        "draft_type": "ngram-mod",
-        "ngram_mod_table": NgramModTable(3 if rank == 0 else 4),
-        "ngram_size": 3,
-    },
+STREAMS: dict[str, Case] = {
+    "plain": Case(copies_only=False),
+    "auto": Case(typed(draft_type="auto"), copies_only=False),
+    "ngram-simple": Case(typed(draft_type="ngram-simple"), ["tensor"]),
+    "ngram-mod": Case(lambda rank, text: {"draft_type": "ngram-mod", "ngram_mod_table": table(rank, text)}, ["tensor"]),
+    "ungated": Case(
+        lambda rank, text: {"draft_type": "ngram-mod", "ngram_mod_table": table(rank, text), **UNGATED}, accepts=True
+    ),
+    "costs": Case(
+        lambda rank, _: {"draft_type": "auto", "draft_costs": BlockCosts((1, 2, 16), (1, 1.1 + rank, 4 + 9 * rank))},
+        accepts=True,
+    ),
+    "margin": Case(typed(draft_type="auto", draft_margin="auto"), copies_only=False),
+    "ties": Case(typed(draft_type="auto", draft_margin=2.0)),
+    "slow first": Case(lambda rank, _: {"draft_type": "auto", "seconds": 0.0 if rank else 0.005}, ["pipeline"]),
+    "slow last": Case(
+        lambda rank, _: {"draft_type": "auto", "draft_costs": PAYING, "seconds": 0.005 if rank else 0.0}, ["pipeline"]
+    ),
+    "unasked": Case(of_the_first(lambda _: SuffixStrategy()), ["tensor"]),
+    "now and then": Case(of_the_first(lambda _: NowAndThen(), draft_costs=PAYING), ahead=True, copies_only=False),
+    "wrong": Case(of_the_first(lambda _: NowAndThen(wrong=True), draft_costs=PAYING), ahead=True, copies_only=False),
+    "plain, sampled": Case(lambda *_: {"sampler": make_sampler(0.8)}, sampled=True),
+    "sampled": Case(lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)}, sampled=True),
+    "scripted": Case(of_the_first(lambda text: Scripted(text, 64), **UNGATED), accepts=True),
+    "scripted ties": Case(of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED), accepts=True),
 }
 
 
-# Without drafts, the other cases do the same as these.
-WITHOUT_COPIES = ("plain", "auto", "margin", "now and then", "wrong")
+def fails(method: str, at: int) -> Callable[[int, list[int]], dict[str, Any]]:
+    return of_the_first(lambda _: failing(SuffixStrategy(), method, at))
 
 
-def prompts_of(case: str, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """The prompts of a case."""
-    return {name: prompt for name, prompt in prompts.items() if name != SHOWN[1] or case in WITHOUT_COPIES}
+FAILING: dict[str, Case] = {
+    "propose fails": Case(fails("propose", 2), error="SuffixStrategy.propose failed: call 2"),
+    "observe fails": Case(fails("observe", 0), error="call 0"),
+    "accept fails": Case(fails("accept", 0), error="call 0"),
+    "no token": Case(of_the_first(lambda _: NoToken()), error="-1"),
+    "a memory of its own": Case(
+        lambda rank, _: {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(3 + rank), "ngram_size": 3},
+        error="rank",
+    ),
+}
+# Two rows, of whose drafts the first half is right. What the stage of one rank cannot drop, no stage drafts.
+BATCHES: dict[str, Case] = {
+    "rows": Case(accepts=True),
+    "a row whose observe fails": Case(method=("observe", 1)),
+    "a row whose propose fails": Case(method=("propose", 1)),
+    "a row whose accept fails": Case(method=("accept", 0)),
+    "rank 0 cannot drop": Case(cannot=0, accepts=False),
+    "rank 1 cannot drop": Case(cannot=1, accepts=False),
+}
+CASES = STREAMS | FAILING | BATCHES
+# The tokens of a row, and why it ended.
+Row = tuple[list[int], str]
+
+
+@dataclass
+class Result:
+    """The record of one rank for one decode."""
+
+    rows: list[Row] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    ahead: int = 0
+    offsets: set[int] = field(default_factory=set)
+    error: str = ""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those of the first row."""
+        return self.rows[0][0]
 
 
 def steps(part: Part, prompt: list[int], options: dict[str, Any]) -> Iterator[int]:
@@ -171,79 +199,87 @@ def steps(part: Part, prompt: list[int], options: dict[str, Any]) -> Iterator[in
     return (token for token, *_ in found)
 
 
-def decode(part: Part, group: Any, case: str, name: str, prompt: list[int], answer: Sequence[int] = ()) -> Result:
-    """Decode a prompt with the options of a case, together with the other ranks."""
-    result, stats, layers = Result(case, name), DraftStats(), make_prompt_cache(part)
-    options = (CASES | FAILING)[case](group.rank(), [*prompt, *answer])
-    if "seconds" in options:
-        # Forget the learned costs of blocks.
-        part = Part(part.model)
-        part.seconds = options.pop("seconds")
-    part.blocks = []
-    if not case.startswith("plain"):
+def decode(
+    model: Any, prompt: list[int], case: Case = CASES["plain"], group: Any = None, right: Sequence[int] = ()
+) -> Result:
+    """Decode a prompt, together with the other ranks if there are any."""
+    result, stats, layers, part = Result(), DraftStats(), make_prompt_cache(model), Part(model)
+    options = case.options(group.rank() if group else 0, [*prompt, *right])
+    part.seconds = options.pop("seconds", 0.0)
+    if group is not None and options.keys() - {"sampler"}:
         options |= {"draft_group": group, "stats": stats}
     mx.random.seed(SEED)
-    verify = BlockVerifier.verify
+    verify, tokens = BlockVerifier.verify, list[int]()
 
     def counted(self: Any, token: Any, draft: Any) -> Any:
         # A token that is fed before it is known.
         result.ahead += isinstance(token, mx.array)
         return verify(self, token, draft)
 
-    BlockVerifier.verify = counted
-    try:
-        result.tokens.extend(steps(part, prompt, {"max_tokens": N, "prompt_cache": layers, **options}))
-    except (ValueError, RuntimeError) as e:
-        result.error = f"{type(e).__name__}: {e}"
-    finally:
-        BlockVerifier.verify = verify
-    result.blocks = part.blocks
-    result.offsets = sorted({c.offset for c in layers if hasattr(c, "offset")})
-    result.drafted, result.accepted = stats.drafted, stats.accepted
+    with patch.object(BlockVerifier, "verify", counted):
+        try:
+            tokens.extend(steps(part, prompt, {"max_tokens": N, "prompt_cache": layers, **options}))
+        except (ValueError, RuntimeError) as e:
+            result.error = f"{type(e).__name__}: {e}"
+    result.rows = [(tokens, "error" if result.error else "length")]
+    result.blocks, result.drafted, result.accepted = part.blocks, stats.drafted, stats.accepted
+    result.offsets = {c.offset for c in layers if hasattr(c, "offset")}
     return result
 
 
-def prompts_for(model: str) -> dict[str, list[int]]:
-    """The prompts for the fixture, or a pattern for a model with random weights."""
-    if "/" not in model:
-        return {"pattern": PATTERN}
-    tokenizer = load_tokenizer(FIXTURE)
-    return {name: ids(tokenizer, name) for name in SHOWN}
+def decode_rows(model: Any, prompts: list[list[int]], case: Case, group: Any, right: list[list[int]]) -> Result:
+    """Decode prompts in a batch, together with the other ranks."""
+    from mlx_lm.draft import batch_planner  # Not there before the stage of batches.
+
+    strategies = [Partly([*prompt, *answer], 0.5) for prompt, answer in zip(prompts, right, strict=True)]
+    if case.method and group.rank() == 0:
+        failing(strategies[0], *case.method)
+    planners = [Planner(strategy, 5, DraftStats()) for strategy in strategies]
+    able = (lambda *_: False) if group.rank() == case.cannot else batch_planner.can_trim_prompt_cache
+    with patch.object(batch_planner, "can_trim_prompt_cache", able):
+        generator = BatchGenerator(model, draft_costs=FREE, draft_group=group)
+        rows: dict[int, Row] = {
+            uid: ([], "") for uid in generator.insert(prompts, [N] * len(prompts), planners=planners)
+        }
+        while responses := generator.next_generated():
+            for response in responses:
+                tokens, _ = rows[response.uid]
+                # What a row ends with that failed is no token of its answer.
+                new = [] if response.finish_reason == "error" else [response.token]
+                rows[response.uid] = [*tokens, *new], response.finish_reason or ""
+    stats = [planner.stats for planner in planners]
+    return Result(list(rows.values()), [], sum(s.drafted for s in stats), sum(s.accepted for s in stats))
 
 
 def split(name: str, how: str, group: Any) -> Any:
-    """This rank's part of a model."""
-    if "/" not in name:
-        model = build(name)
-        if how == "pipeline":
-            model.model.pipeline(group)
-        elif how == "tensor":
-            model.shard(group)
-        return model
-    if how == "whole":
+    """This rank's part of a model: a folder with a slash in its name, or an architecture."""
+    if "/" in name and how == "whole":
         return load(name)[0]
-    return sharded_load(name, group if how == "pipeline" else None, group if how == "tensor" else None)[0]
+    if "/" in name:
+        return sharded_load(name, group if how == "pipeline" else None, group if how == "tensor" else None)[0]
+    model = build(name)
+    if how == "pipeline":
+        model.model.pipeline(group)
+    return model
 
 
-def decoded(how: str, model: str, cases: Sequence[str], decides_alone: bool = False) -> list[Result]:
-    """Each case and prompt on this rank.
+# A case, the prompts of its rows, and what one rank decodes of each.
+Asked = tuple[str, list[list[int]], list[Result]]
+
+
+def decoded(how: str, name: str, asked: Sequence[Asked]) -> Iterator[Result]:
+    """What this rank decodes of each.
 
     Args:
         how: The way to split the model: tensor, pipeline, or whole, where every rank has all of it.
-        model: A folder with a slash in its name, or an architecture.
-        decides_alone: Plant the fault that each rank decides what it drafts.
     """
-    if decides_alone:
-        generate: Any = sys.modules["mlx_lm.generate"]
-        generate.SharedPlanner = lambda _, make_strategy, *options: Planner(make_strategy(), *options)
     group = mx.distributed.init(strict=True, backend="ring")
-    part, prompts = Part(split(model, how, group)), prompts_for(model)
-    plain = {name: decode(part, group, "plain", name, prompt) for name, prompt in prompts.items()}
-    results = [
-        plain[name] if case == "plain" else decode(part, group, case, name, prompt, plain[name].tokens)
-        for case in cases
-        for name, prompt in prompts_of(case, prompts).items()
-    ]
+    part = Part(split(name, how, group))
+    for case, prompts, right in asked:
+        answers = [one.tokens for one in right]
+        if case in BATCHES:
+            yield decode_rows(part.model, prompts, CASES[case], group, answers)
+        else:
+            yield decode(part, prompts[0], CASES[case], group, answers[0])
     # A rank that ends takes the pass from the other one that runs ahead.
     mx.eval(mx.distributed.all_sum(mx.array(1), group=group))
-    return results

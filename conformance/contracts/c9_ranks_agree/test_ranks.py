@@ -1,136 +1,112 @@
-"""Two ranks that decode one sequence together use the same drafts, tensor parallel and as a pipeline.
+"""Two ranks decode together what one decodes, tensor parallel and as a pipeline, a sequence and a batch.
 
 Rank 0 decides all drafts. The costs, memory, strategy and speed of the other rank do not matter: both feed the same
-blocks, and the tokens are those of plain decoding on one machine. A deadlock fails after a time limit.
+blocks. What fails on rank 0 ends at the same step on both. A deadlock fails.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
-from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load
 
 from conformance import FIXTURE
 from conformance.contracts.c9_ranks_agree.ranks import (
+    BATCHES,
     CASES,
     FAILING,
-    PATTERN,
+    SPLITS,
+    STREAMS,
+    Asked,
     N,
+    Part,
     Result,
+    decode,
     decoded,
-    prompts_for,
-    prompts_of,
 )
-from conformance.doors.ranks import Stuck, call, run
+from conformance.doors.ranks import call
+from conformance.oracle.findings import broken
 from conformance.subjects.architectures import build
+from conformance.subjects.prompts import ids
 from conformance.subjects.tiny import as_qwen2
 
-# Far more than is needed, also on a busy machine. Only a deadlock takes longer.
-LIMIT = 400.0
-# In the other cases the gate depends on the costs of this machine.
-CERTAIN = ("ungated", "costs", "scripted", "scripted ties")
-# Rank 0 looks up drafts alone, so the way to split a model does not matter for these.
-LOOKED_UP = ("ngram-simple", "ngram-mod", "unasked")
-# Tensor-parallel ranks wait for each other in every layer. Only in a pipeline can one fall behind.
-SLOW = ("slow first", "slow last")
-GREEDY = [case for case in CASES if "sampled" not in case]
+# The first gives drafts that are right only for a few tokens.
+SHOWN = ("tool", "nothing_to_copy")
+# Short prompts for models with random weights.
+PATTERN = [7, 3, 9, 4, 7, 3, 9, 4, 7, 3, 9]
+ROWS = [[7, 3, 9, 4, 7, 3, 9], [5, 1, 5, 1, 5]]
+# The cases of caches that are restored and rewound.
+RESTORED = ("costs", "scripted", "scripted ties", "now and then")
+# How a model is split, its name, and the cases. After a failure the ranks are in step.
+RUNS = {
+    **{how: (how, "fixture", [case for case in STREAMS if how in STREAMS[case].splits]) for how in SPLITS},
+    **{f"pipeline-{name}": ("pipeline", name, [*RESTORED]) for name in ("deepseek_v41", "qwen3_next")},
+    "whole": ("whole", "fixture", ["ungated", "costs"]),
+    "failing": ("tensor", "fixture", [*FAILING, "auto"]),
+    **{f"rows-{name}": ("pipeline", name, ["rows"]) for name in ("qwen3_next", "qwen3_5", "kimi_k3", "bailing_hybrid")},
+    "rows-cannot": ("pipeline", "qwen3_next", ["rank 0 cannot drop", "rank 1 cannot drop"]),
+    "rows-failing": ("whole", "llama", [case for case in BATCHES if BATCHES[case].method]),
+}
 
 
-def decode(folder: Path, how: str, model: str, *cases: str, decides_alone: bool = False) -> list[list[Result]]:
-    """The results of each case on each rank."""
-    told = call(folder, LIMIT, decoded, how, model, cases, decides_alone)
-    return [list(pair) for pair in zip(*told, strict=True)]
+def asked_of(cases: Sequence[str], model: Any, prompts: list[list[int]]) -> Iterator[Asked]:
+    """The prompts of each case, with what one rank decodes of them."""
+    plain = cache(lambda how, prompt: decode(Part(model), list(prompt), CASES[how]))
+    for case in cases:
+        how = "plain, sampled" if CASES[case].sampled else "plain"
+        if case in BATCHES:
+            yield case, ROWS, [plain(how, tuple(prompt)) for prompt in ROWS]
+        else:
+            for prompt in prompts[:1] if CASES[case].copies_only else prompts:
+                yield case, [prompt], [plain(how, tuple(prompt))]
 
 
-def check_alike(ranks: list[Result]) -> None:
-    """All ranks fed the same blocks, drafted the same and yielded the same."""
-    first, *others = ranks
-    for other in others:
-        assert (first.case, first.prompt) == (other.case, other.prompt)
-        what = f"{first.case}, {first.prompt}"
-        assert first.blocks == other.blocks, f"{what}: the blocks differ"
-        assert first.tokens == other.tokens, f"{what}: the tokens differ"
-        assert (first.drafted, first.accepted, first.ahead) == (other.drafted, other.accepted, other.ahead), what
-        # A stage of a pipeline may have no cache with an offset.
-        assert len({*first.offsets, *other.offsets}) == 1, f"{what}: the caches differ"
+@pytest.mark.parametrize("run", RUNS)
+def test_two_ranks_decode_what_one_decodes(tmp_path: Path, run: str) -> None:
+    how, name, cases = RUNS[run]
+    if name == "fixture":
+        model, tokenizer = load(str(FIXTURE))
+        prompts = [ids(tokenizer, shown) for shown in SHOWN]
+        name = str(as_qwen2(tmp_path) if how == "pipeline" else FIXTURE)
+    else:
+        model, prompts = build(name), [PATTERN]
+    asked = list(asked_of(cases, model, prompts))
+    found = call(tmp_path, decoded, how, name, asked)
+    for (case, rows, right), (first, other) in zip(asked, found, strict=True):
+        check_alike(case, first, other)
+        check(case, right, first, other, is_text=PATTERN not in rows)
 
 
-def plain_decode(model: Any, prompt: list[int]) -> tuple[list[int], list[int]]:
-    """The tokens of plain decoding on one machine, and the offsets of the cache that it leaves."""
-    layers = make_prompt_cache(model)
-    tokens = [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=N, prompt_cache=layers)]
-    return tokens, sorted({c.offset for c in layers if hasattr(c, "offset")})
+def check_alike(name: str, first: Result, other: Result) -> None:
+    for what in ("blocks", "rows", "drafted", "accepted", "ahead"):
+        if getattr(first, what) != getattr(other, what):
+            broken(f"{name}: the {what} differ: {getattr(first, what)} on rank 0, {getattr(other, what)} on rank 1")
+    # A stage of a pipeline may have no cache with an offset.
+    if len(first.offsets | other.offsets) > 1:
+        broken(f"{name}: the caches differ: {first.offsets} tokens on rank 0, {other.offsets} on rank 1")
 
 
-@pytest.mark.parametrize("how", ["tensor", "pipeline"])
-def test_two_ranks_decode_what_one_decodes(tmp_path: Path, fixture: tuple[Any, Any], how: str) -> None:
-    path = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE
-    prompts = prompts_for(str(path))
-    right = {name: plain_decode(fixture[0], prompt) for name, prompt in prompts.items()}
-    cases = [case for case in CASES if case not in (SLOW if how == "tensor" else LOOKED_UP)]
-    results = decode(tmp_path, how, str(path), *cases)
-    assert len(results) == sum(len(prompts_of(case, prompts)) for case in cases)
-    for ranks in results:
-        check_alike(ranks)
-        assert ranks[0].error is None
-        if ranks[0].case in GREEDY:
-            assert (ranks[0].tokens, ranks[0].offsets) == right[ranks[0].prompt], ranks[0].case
-        if ranks[0].case in CERTAIN:
-            assert ranks[0].accepted > 0, ranks[0].case
-    sampled = {case: [ranks[0].tokens for ranks in results if ranks[0].case == case] for case in CASES}
-    assert sampled["sampled"] == sampled["plain, sampled"]
-    for ranks in results:
-        # Without a draft for a while, plain decoding runs ahead.
-        assert ranks[0].ahead > 0 or ranks[0].case not in ("now and then", "wrong"), ranks[0].case
-
-
-@pytest.mark.parametrize("family", ["deepseek_v41", "qwen3_next"])
-def test_caches_that_are_restored_and_rewound(tmp_path: Path, family: str) -> None:
-    right = plain_decode(build(family), PATTERN)
-    for ranks in decode(tmp_path, "pipeline", family, "costs", "scripted", "scripted ties", "now and then"):
-        check_alike(ranks)
-        assert (ranks[0].tokens, ranks[0].error) == (right[0], None), ranks[0].case
-        assert ranks[0].offsets in ([], right[1]), ranks[0].case
-        assert ranks[0].accepted > 0 or ranks[0].case != "scripted"
-
-
-def test_an_error_of_the_first_rank_is_one_of_all(tmp_path: Path) -> None:
-    """The ranks also stay in step: the next case decodes as usual."""
-    *failed, auto, again = decode(tmp_path, "tensor", str(FIXTURE), *FAILING, "auto")
-    assert {ranks[0].case for ranks in failed} == {*FAILING}
-    for first, other in failed:
-        assert first.error is not None, first
-        assert other.error is not None, other
-        check_alike([first, other])
-    assert "SuffixStrategy.propose failed: call 2" in str(failed[0][0].error)
-    assert "rank 0" in str(failed[0][1].error)
-    for ranks in (auto, again):
-        check_alike(ranks)
-        assert ranks[0].error is None
-
-
-@pytest.mark.planted
-def test_ranks_that_decide_by_themselves_are_found(tmp_path: Path) -> None:
-    """Here each rank has the whole model, so that different blocks do not cause a deadlock."""
-    cases = ("ungated", "costs")
-    for ranks in decode(tmp_path, "whole", str(FIXTURE), *cases):
-        check_alike(ranks)
-    faulty = decode(tmp_path, "whole", str(FIXTURE), *cases, decides_alone=True)
-    assert len(faulty) == len(cases)
-    for ranks in faulty:
-        with pytest.raises(AssertionError, match="the blocks differ"):
-            check_alike(ranks)
-
-
-@pytest.mark.planted
-def test_a_deadlock_is_a_failure(tmp_path: Path) -> None:
-    wait = "import time, mlx.core as mx; g = mx.distributed.init(strict=True); "
-    wait += "g.rank() or mx.distributed.all_sum(mx.ones(1)).item(); "
-    with pytest.raises(Stuck):
-        run(["-c", wait + "time.sleep(600)"], tmp_path, limit=8.0)
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        run(["-c", wait + "1 / 0"], tmp_path, LIMIT)
+def check(name: str, right: list[Result], first: Result, other: Result, is_text: bool) -> None:
+    """What two ranks decode is what one decodes."""
+    case = CASES[name]
+    failed = case.error or case.method
+    for row, ((tokens, end), one) in enumerate(zip(first.rows, right, strict=True)):
+        fails = failed and row == 0
+        if tokens != one.tokens[: len(tokens) if fails else N] or end != ("error" if fails else "length"):
+            broken(f"{name}: two ranks decode {tokens} and end with {end!r}, one rank {one.tokens}")
+    if not failed and not first.offsets | other.offsets <= right[0].offsets:
+        broken(f"{name}: two ranks leave {first.offsets | other.offsets} tokens in the cache, one {right[0].offsets}")
+    if bool(first.error) != bool(case.error) or case.error not in first.error:
+        broken(f"{name}: rank 0 says {first.error!r} instead of {case.error!r}")
+    if case.error and not other.error:
+        broken(f"{name}: rank 0 says {first.error!r}, and rank 1 nothing")
+    # What random weights say has few copies.
+    is_sure = case.accepts is not None and (is_text or name == "scripted")
+    if is_sure and (bool(first.accepted) != case.accepts or not first.drafted):
+        broken(f"{name}: {first.accepted} of {first.drafted} are accepted")
+    if case.ahead and not first.ahead:
+        broken(f"{name}: plain decoding never runs ahead")
