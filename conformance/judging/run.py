@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -53,19 +54,28 @@ class Run:
     env: Mapping[str, str] = field(default_factory=dict)
     limit: float = LIMIT
     say: Say = lambda *_: None
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def ask(self, parts: Iterable[str], coverage: bool = False, select: Sequence[str] = ()) -> Results:
         """The results of these parts, or of the tests that are selected."""
-        found: Results = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         if coverage:
             # What an interrupted run has left did not run now.
             shutil.rmtree(self.folder / "coverage", ignore_errors=True)
             self._configured()
-        with ThreadPoolExecutor(2) as pool:
-            for results in pool.map(lambda part: self._ask(part, coverage, select), parts):
-                found |= results
+        found: Results = {}
+        for _, results in self._each(list(parts), coverage, select):
+            found |= results
         return found
+
+    def _each(self, parts: list[str], coverage: bool, select: Sequence[str]) -> Iterator[tuple[str, Results]]:
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                yield from zip(parts, pool.map(lambda part: self._ask(part, coverage, select), parts), strict=True)
+            except BaseException:
+                # Ctrl-C, or a part that cannot be asked: the others are stopped too.
+                self.ended.set()
+                raise
 
     def _ask(self, part: str, coverage: bool, select: Sequence[str]) -> Results:
         """The results of a part. After a test that is stopped, or that ends its process, the rest is asked again."""
@@ -73,7 +83,7 @@ class Run:
         for _ in range(STOPS):
             said, collected = self._go_on(part, coverage, select, found)
             left = [test for test in collected if test not in found]
-            if said is None or not left:
+            if said is None or not left or self.ended.is_set():
                 return found
             found[left[0]] = Result(*said, asked=collected[left[0]], notes={"about": left[0].partition("::")[2]})
         unasked = Result(NOT_FINISHED, f"not asked, after {STOPS} tests before it were stopped")
@@ -124,21 +134,21 @@ class Run:
                 size, since = out.stat().st_size, time.monotonic()
                 collected, results = read(out)
                 self.say(part, found | results, len(found) + len(collected))
-            elif time.monotonic() - since > self.limit:
+            elif time.monotonic() - since > self.limit or self.ended.is_set():
                 return False
         return True
 
     def ask_once(self, parts: Sequence[str], kept: Path) -> Results:
         """The results of these parts. Those of the same package, suite and adapters are kept in a folder."""
         files = {part: kept / f"{part}-{self.key()}.json" for part in parts}
+        self.folder.mkdir(parents=True, exist_ok=True)
         kept.mkdir(parents=True, exist_ok=True)
         missing = [part for part, file in files.items() if not file.exists()]
-        with ThreadPoolExecutor(2) as pool:
-            for part, results in zip(missing, pool.map(lambda part: self.ask([part]), missing), strict=True):
-                # Another judge may write the same.
-                fresh = self.folder / f"{part}.json"
-                fresh.write_text(json.dumps({test: asdict(one) for test, one in results.items()}))
-                os.replace(fresh, files[part])
+        for part, results in self._each(missing, coverage=False, select=()):
+            # Another judge may write the same.
+            fresh = self.folder / f"{part}.json"
+            fresh.write_text(json.dumps({test: asdict(one) for test, one in results.items()}))
+            os.replace(fresh, files[part])
         found: Results = {}
         for file in files.values():
             found |= {test: Result(**one) for test, one in json.loads(file.read_text()).items()}

@@ -323,10 +323,13 @@ def test_what_hangs_or_dies_is_told_and_the_rest_is_asked(fault: str, said: tupl
 
 def test_a_tree_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'E   ImportError: no name tune'\nexit 4\n")
+    hangs = 'case "$*" in *server.jsonl*) echo begun; exec sleep 99;; esac'
+    python.write_text(f"#!/bin/sh\n{hangs}\nsleep 1\necho 'E   ImportError: no name tune'\nexit 4\n")
     python.chmod(0o755)
     with pytest.raises(run.NotAsked, match=r"^ImportError: no name tune$"):
-        Run(python, tmp_path / "run", tmp_path).ask(["caches"])
+        Run(python, tmp_path / "run", tmp_path).ask(["caches", "server"])
+    # What still runs then is ended.
+    assert (tmp_path / "run" / "server.log").read_text() == "begun\n"
 
 
 def test_the_results_of_a_base_are_kept_until_something_changes(
@@ -336,11 +339,11 @@ def test_the_results_of_a_base_are_kept_until_something_changes(
     (tmp_path / "run").mkdir()
     asked = Run(Path(sys.executable), tmp_path / "run", package)
 
-    def ask_it(self: Run, parts: list[str]) -> Results:
-        times.extend(parts)
+    def ask_it(self: Run, part: str, *_: Any) -> Results:
+        times.append(part)
         return trim(HOLDS)
 
-    monkeypatch.setattr(Run, "ask", ask_it)
+    monkeypatch.setattr(Run, "_ask", ask_it)
     monkeypatch.setattr(run, "ROOT", tmp_path)
     for _ in range(2):
         assert asked.ask_once(["caches"], tmp_path / "kept") == trim(HOLDS)
