@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
@@ -48,34 +48,11 @@ def exit_code(process: Any, timeout: float | None = None) -> int | None:
     return code
 
 
-class Program(Protocol):
-    """What the tests use of subprocess.Popen."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class Forked:
     """A program in a fork."""
 
     def __init__(self, *what: Any) -> None:
         self._process = start(_run, *what)
-
-    @property
-    def pid(self) -> int:
-        number: int = self._process.pid
-        return number
 
     @property
     def returncode(self) -> int | None:
@@ -98,6 +75,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+Program = Forked | subprocess.Popen[bytes]
+
+
 def program(
     arguments: Sequence[str],
     out: Path,
@@ -108,7 +88,7 @@ def program(
     cwd: Path | None = None,
     cold: bool = False,
 ) -> Program:
-    """Start a program.
+    """Start a program, in a fork unless it is ``cold``.
 
     Args:
         arguments: Those of Python: ``-m`` and a module, or ``-c`` and code, and what follows them.
@@ -117,7 +97,6 @@ def program(
         typed: What is typed.
         env: Environment variables, added to those of this process.
         cwd: The folder to run in. The default is that of this process.
-        cold: Whether it is a new process, not a fork.
     """
     stdin = Path(os.devnull)
     if typed:

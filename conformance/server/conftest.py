@@ -12,7 +12,7 @@ from conformance.doors.server.process import Inside, inside
 from conformance.doors.server.requests import Right
 from conformance.subjects.tiny import save
 
-LINES = 10
+LINES = 5
 
 
 @pytest.fixture(autouse=True)

@@ -7,15 +7,19 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from importlib import import_module
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.draft.options import DraftOptions
+from mlx_lm.models.cache import LRUPromptCache
 
 from conformance.doors.server.process import Body, Client, Inside
+from conformance.doors.server.requests import Request, Right
 from conformance.oracle.findings import broken
 
 server: Any = import_module("mlx_lm.server")
@@ -30,27 +34,25 @@ def save_often() -> None:
     server.SAVE_INTERVAL = 0.1
 
 
+def late(owner: Any, name: str, seconds: float, when: Callable[..., bool] = lambda *_, **__: True) -> None:
+    call = getattr(owner, name)
+
+    def call_late(*args: Any, **kwargs: Any) -> Any:
+        if when(*args, **kwargs):
+            time.sleep(seconds)
+        return call(*args, **kwargs)
+
+    setattr(owner, name, call_late)
+
+
 def load_slowly() -> None:
     """Loading a model takes longer than a server may take to stop."""
-    load = server.load
-
-    def load_late(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(TOO_LONG)
-        return load(*args, **kwargs)
-
-    server.load = load_late
+    late(server, "load", TOO_LONG)
 
 
 def prefill_slowly() -> None:
     """Each chunk of a prompt takes two seconds."""
-    call = llama.Model.__call__
-
-    def call_late(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if inputs.shape[1] > 1:
-            time.sleep(2)
-        return call(self, inputs, *args, **kwargs)
-
-    llama.Model.__call__ = call_late
+    late(llama.Model, "__call__", 2.0, lambda _, inputs, *args, **kwargs: inputs.shape[1] > 1)
 
 
 def wait_for_rest(one: Inside) -> None:
@@ -80,6 +82,27 @@ def counters(server: Client) -> dict[str, int]:
     found = re.findall(counter, page.text, re.MULTILINE)
     assert 3 * len(found) == len(page.text.splitlines()), page.text
     return {name: int(value) for name, value in found}
+
+
+# The most steps of a batch that a request may wait for: far less than a long answer takes.
+STEPS = 900
+
+
+@contextmanager
+def beside(server: Client, long: Request, right: Right) -> Iterator[None]:
+    """What is asked beside a long answer does not wait for it, and leaves it as it is."""
+    before = counters(server)["batch_steps"]
+    with closing(server.pieces(long.body | long.draft, long.path)) as pieces:
+        text = next(pieces)
+        yield
+        if (steps := counters(server)["batch_steps"] - before) > STEPS:
+            broken(f"who came waited for {steps} steps of a long answer", str(long))
+        # All that has come, which a step gives two tokens of at most, and some more.
+        text += "".join(islice(pieces, 2 * steps + 50))
+    whole = right(long.but(max_tokens=300)).text
+    n = min(len(text), len(whole))
+    if text[:n] != whole[:n]:
+        broken(f"a long answer is {text[:n]!r} instead of {whole[:n]!r}", str(long))
 
 
 class Stillness:
@@ -120,32 +143,28 @@ class Stillness:
                 broken(f"a stream stood still for {n} {what}, and {limit} are the most")
 
 
-# The part that fails, and the field of a request that asks for this.
-FAILING: dict[str, Body] = {
-    "strategy": {"draft_type": "suffix", "num_draft_tokens": 13},
-    "sampler": {"temperature": 0.125},
-    "processor": {"repetition_penalty": 1.125},
+# The parts of a request that can fail, and the fields of a request that has them.
+PARTS: dict[str, Body] = {
+    **{what: {} for what in ("strategy", "pass", "fetch", "join", "store")},
+    "sampler": {"temperature": 0.5},
+    "processor": {"repetition_penalty": 1.5},
     "format": {"logprobs": True, "top_logprobs": 7},
-    "pass": {"presence_penalty": 0.125},
 }
 
 
-def third_raises(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    calls = count(1)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == 3:
-            raise ZeroDivisionError(f"the {what} raises")
-        return function(*args, **kwargs)
-
-    return call
-
-
-def raise_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a part of a request raise, if the request is the one of ``FAILING``."""
+def raise_in_the_next(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a part of the next request raise: at once, or what is made for it in its third call."""
+    error = ZeroDivisionError(f"the {what} raises")
 
     def fail(function: Callable[..., Any]) -> Any:
-        return third_raises(what, function)
+        calls = count(1)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == 3:
+                raise error
+            return function(*args, **kwargs)
+
+        return call
 
     def strategy(made: Any) -> Any:
         made.propose = fail(made.propose)
@@ -156,17 +175,24 @@ def raise_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     owner, name, changed = {
-        "strategy": (import_module("mlx_lm.draft.options").DraftOptions, "make_strategy", strategy),
+        "strategy": (DraftOptions, "make_strategy", strategy),
         "sampler": (server, "make_sampler", fail),
         "processor": (server, "make_logits_processors", lambda made: list(map(fail, made))),
-        "format": (server, "_format_top_logprobs", fail(lambda made: made)),
         "pass": (server, "make_logits_processors", network),
+        "format": (server, "_format_top_logprobs", None),
+        "fetch": (LRUPromptCache, "fetch_nearest_cache", None),
+        "join": (server.BatchGenerator, "insert_segments", None),
+        "store": (LRUPromptCache, "insert_cache", None),
     }[what]
-    make, value = getattr(owner, name), list(FAILING[what].values())[-1]
+    make = getattr(owner, name)
 
-    def make_it_fail(*args: Any, **kwargs: Any) -> Any:
-        numbers = [arg for arg in (*args, getattr(args[0], "num_draft_tokens", None)) if isinstance(arg, int | float)]
-        made = make(*args, **kwargs)
-        return changed(made) if value in numbers else made
+    def once(*args: Any, **kwargs: Any) -> Any:
+        if what == "format" and args[1] <= 0:
+            # Of another request.
+            return make(*args, **kwargs)
+        monkeypatch.setattr(owner, name, make)
+        if changed is None:
+            raise error
+        return changed(make(*args, **kwargs))
 
-    monkeypatch.setattr(owner, name, make_it_fail)
+    monkeypatch.setattr(owner, name, once)

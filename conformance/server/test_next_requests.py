@@ -9,7 +9,7 @@ from itertools import islice, product
 import pytest
 
 from conformance.doors.server.process import TEXT, Body, Inside, inside
-from conformance.doors.server.requests import Request, Right, judge, load, send
+from conformance.doors.server.requests import Request, Right, judge, judge_all, load, send
 from conformance.oracle.findings import broken, not_shown
 from conformance.server.traffic import CODE, EDITS, PREDICTED
 from conformance.subjects.prompts import chat, fenced
@@ -97,17 +97,21 @@ def test_drafts_lower_nothing(right: Right, models: dict[str, str], model: str, 
     """A drafted request never lowers what the next one finds cached, also where that leaves its prompt."""
     alone = {"seed": 1} if how == "alone" else {}
     firsts = [first for (ending, _), first, _ in ended(right, models, model) if ending != "gone"]
+    # The first ones leave their prompts where it ends, and are cached after it.
     following = [
-        first.but(prompt=first.body["prompt"] + more, max_tokens=1, draft={}, **alone)
+        first.but(prompt=first.body["prompt"] + more, max_tokens=4, draft={}, **alone)
+        for answered in (False, True)
         for first in firsts
-        for more in (f"{right(first).text}abc", "abc")
+        for more in [right(first).text * answered + "abc"]
     ]
     found, accepted = [], 0
     for drafts in (False, True):
         with inside(*OPTIONS) as server:
             asked = [first.but(draft=first.draft if drafts else {}, **alone) for first in firsts]
             accepted += sum(answer.draft.get("accepted", 0) for answer in load(server, asked, len(asked)))
-            found.append([send(server, request).cached_tokens for request in following])
+            answers = load(server, following, 1)
+        judge_all(following, answers, right)
+        found.append([answer.cached_tokens for answer in answers])
     for request, plain, drafted in zip(following, *found, strict=True):
         if drafted < plain:
             broken(f"{drafted} tokens are cached after a drafted request, and {plain} after a plain one", str(request))

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -38,7 +37,6 @@ TIMEOUT = 60.0
 # The longest time to load a large model from a slow disk.
 START_TIMEOUT = 300.0
 TAIL = 4000
-ABORT = "terminate called without an active exception\n"
 Body = dict[str, Any]
 
 
@@ -102,14 +100,16 @@ class Server(Client):
 
     def __init__(self, process: Program, port: int, log: Path) -> None:
         super().__init__(f"http://127.0.0.1:{port}")
-        self.process = process
-        self.has_ended = False
-        self._log = log
+        self.process, self._log, self.has_ended = process, log, False
 
     @property
     def log(self) -> str:
         """All that the server has printed."""
         return self._log.read_text(errors="replace")
+
+    def check_alive(self) -> None:
+        if self.process.poll() is not None:
+            raise ServerFailed(f"the server ended with {self.process.returncode}\n{self.log[-TAIL:]}")
 
     def wait_until_healthy(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT
@@ -121,27 +121,11 @@ class Server(Client):
             time.sleep(0.1)
         raise ServerFailed(f"the server did not answer /health\n{self.log[-TAIL:]}")
 
-    def check_alive(self) -> None:
-        if self.process.poll() is not None:
-            raise ServerFailed(f"the server ended with {self.process.returncode}\n{self.log[-TAIL:]}")
-
     def end(self, sig: signal.Signals) -> int:
         """Send a signal, and wait until the process ends. Returns its exit code."""
         self.has_ended = True
         self.process.send_signal(sig)
         return self.process.wait(self.timeout)
-
-    def stop(self) -> None:
-        """End the server as Ctrl-C does, so that it saves what it saves at exit."""
-        self.check_alive()
-        try:
-            code = self.end(signal.SIGINT)
-        except subprocess.TimeoutExpired:
-            raise ServerFailed(f"the server did not stop\n{self.log[-TAIL:]}") from None
-        # While Python ends, a generation thread may still free its mlx state. Then it waits for a lock that no longer
-        # exists, and the process aborts (mlx 0.32.4, Python 3.11). The server has finished its own work by then.
-        if code != 0 and not (code == -signal.SIGABRT and self.log.endswith(ABORT)):
-            raise ServerFailed(f"the server stopped with {code}\n{self.log[-TAIL:]}")
 
 
 def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
@@ -161,28 +145,35 @@ def free_ports(n: int) -> list[int]:
 def serve(
     *args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = None, cold: bool = False
 ) -> Iterator[Server]:
-    """Start a server, and yield it once it is healthy.
+    """Start a server in a process, with options and environment variables, and yield it once it is healthy.
 
-    Args:
-        args: options of mlx_lm.server.
-        model: the model to load.
-        env: environment variables, added to those of this process.
-        cold: whether it starts in a new process, not in a fork.
+    It ends as with Ctrl-C, so that it saves what it saves. ``cold`` is one in a new process, not in a fork.
     """
     (port,) = free_ports(1)
     command = ["-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *args]
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        process = program(command, log, env=env, cold=cold)
-        server = Server(process, port, log)
+        process = program(command, Path(folder, "log"), env=env, cold=cold)
+        server = Server(process, port, Path(folder, "log"))
         try:
             server.wait_until_healthy()
             yield server
             if not server.has_ended:
-                server.stop()
+                server.check_alive()
+                code = server.end(signal.SIGINT)
+                if code != 0 and not aborted(code, server.log):
+                    raise ServerFailed(f"the server stopped with {code}\n{server.log[-TAIL:]}")
         finally:
             process.kill()
             process.wait()
+
+
+def aborted(code: int, log: str) -> bool:
+    """Whether a process aborted after its work.
+
+    While Python ends, a generation thread may still free its mlx state. Then it waits for a lock that no longer exists
+    (mlx 0.32.4, Python 3.11).
+    """
+    return code == -signal.SIGABRT and log.endswith("terminate called without an active exception\n")
 
 
 def without_frames(record: logging.LogRecord) -> bool:
@@ -198,9 +189,9 @@ class Inside(Client):
 
     def __init__(self) -> None:
         super().__init__("")
-        self._ready = threading.Event()
+        self.ready = threading.Event()
         self._log = io.StringIO()
-        self._httpd: ThreadingHTTPServer | None = None
+        self.httpd: ThreadingHTTPServer | None = None
         # mlx_lm's ResponseGenerator, whose thread decodes.
         self.generator: Any = None
 
@@ -220,7 +211,7 @@ class Inside(Client):
             root.removeHandler(handler)
             root.removeFilter(without_frames)
             root.setLevel(level)
-            self._ready.set()
+            self.ready.set()
 
     def listen(self, run: Callable[..., None], host: str, port: int, generator: Any) -> None:
         """In place of a function of mlx_lm.server, which is ``run``: note what it makes, and end with it."""
@@ -230,26 +221,18 @@ class Inside(Client):
             def server_activate(self) -> None:
                 super().server_activate()
                 server.url = f"http://127.0.0.1:{self.server_port}"
-                server._httpd, server.generator = self, generator
-                server._ready.set()
+                server.httpd, server.generator = self, generator
+                server.ready.set()
 
         try:
             run(host, port, generator, Httpd)
         finally:
             generator.stop_and_join()
 
-    def wait_until_ready(self) -> None:
-        self._ready.wait(START_TIMEOUT)
-        if self._httpd is None:
-            raise ServerFailed(f"the server did not start\n{self.log[-TAIL:]}")
-
-    def stop(self, thread: threading.Thread) -> None:
-        if self._httpd is not None:
-            self._httpd.shutdown()
-            self._httpd.server_close()
-        thread.join(self.timeout)
-        if thread.is_alive():
-            raise ServerFailed(f"the server did not stop\n{self.log[-TAIL:]}")
+    def stop(self) -> None:
+        if self.httpd is not None:
+            self.httpd.shutdown()
+            self.httpd.server_close()
 
 
 @contextmanager
@@ -264,8 +247,13 @@ def inside(*args: str, model: str | Path = FIXTURE) -> Iterator[Inside]:
     listen = partial(server.listen, module._run_http_server)
     with patch.object(sys, "argv", argv), patch.object(module, "_run_http_server", listen):
         thread.start()
-        server.wait_until_ready()
+        server.ready.wait(START_TIMEOUT)
     try:
+        if server.httpd is None:
+            raise ServerFailed(f"the server did not start\n{server.log[-TAIL:]}")
         yield server
     finally:
-        server.stop(thread)
+        server.stop()
+        thread.join(server.timeout)
+        if thread.is_alive():
+            raise ServerFailed(f"the server did not stop\n{server.log[-TAIL:]}")

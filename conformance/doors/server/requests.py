@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -207,42 +205,3 @@ def judge_counts(request: Request, answer: Answer) -> None:
 def judge_all(requests: Sequence[Request], answers: Sequence[Answer], right: Right) -> None:
     for request, answer in zip(requests, answers, strict=True):
         judge(request, answer, right(request))
-
-
-class Reader(threading.Thread):
-    """A client that reads a stream in a thread. The constructor returns after the first piece."""
-
-    def __init__(self, client: Client, request: Request) -> None:
-        super().__init__(daemon=True)
-        self.request = request
-        self.pieces = client.pieces(request.body | request.draft, request.path)
-        self.text = next(self.pieces)
-        self.error: Exception | None = None
-        self.leaves = False
-        self.start()
-
-    def run(self) -> None:
-        try:
-            for piece in self.pieces:
-                self.text += piece
-                if self.leaves:
-                    break
-        except Exception as e:
-            self.error = e
-        finally:
-            self.pieces.close()
-
-    def leave(self, right: Right) -> None:
-        """Read on, close the connection, and look at the text. It goes on forever if nothing is wrong."""
-        # An error may come behind pieces that were sent before and are not read yet.
-        enough = len(self.text) + 80
-        while self.is_alive() and len(self.text) < enough:
-            time.sleep(0.01)
-        if not self.is_alive():
-            broken(f"the long answer ended: {self.error or 'who came waited for it'}", str(self.request))
-        self.leaves = True
-        self.join()
-        text = right(self.request.but(max_tokens=300)).text
-        n = min(len(text), len(self.text))
-        if self.text[:n] != text[:n]:
-            broken(f"the long answer is {self.text[:n]!r} instead of {text[:n]!r}", str(self.request))
