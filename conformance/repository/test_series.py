@@ -16,8 +16,9 @@ from conformance import ROOT
 from conformance.repository.clones import git
 from conformance.series.change import FAILURES, of_patch, selected, with_and_without
 from conformance.series.patches import PATCHES, RELEASES, checkout, name_of, own_tests
+from conformance.series.stand_in import with_model
 from conformance.series.trees import run_tests
-from conformance.series.upstream_tests import AS_ON_STOCK, KNOWN, with_model
+from conformance.series.upstream_tests import AS_ON_STOCK, KNOWN
 from conformance.stages.plugin import order
 
 pytestmark = pytest.mark.patched_source

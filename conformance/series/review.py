@@ -16,7 +16,8 @@ from pathlib import Path
 
 from conformance.series.change import FAILURES, Change, NoChange, of_patch, of_ref, with_and_without
 from conformance.series.patches import PATCHES, commits, name_of
-from conformance.series.upstream_tests import KNOWN, outcome, related, with_model
+from conformance.series.stand_in import with_model
+from conformance.series.upstream_tests import KNOWN, outcome, related
 
 # How pytest says which tests fail and why, also of a file that does not import, and the counts.
 TOLD = re.compile(

@@ -7,10 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
-from mlx_lm.models import qwen2
-
 from conformance import FIXTURE
 
 NAME = "mlx-community/Qwen1.5-0.5B-Chat-4bit"
@@ -29,19 +25,24 @@ CONFIG = {
 }
 
 
-def write(folder: Path) -> None:
-    """Write the model below a folder. A test that runs there finds it, and does not ask the hub."""
-    path = folder / NAME
+def with_model(tree: Path) -> Path:
+    """Write the model below a tree, and return the tree. A test that runs there finds it, and does not ask the hub."""
+    # The tests of a tree need the mlx_lm of that tree, and what they import first must not bring another one.
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import qwen2
+
+    path = tree / NAME
     path.mkdir(parents=True)
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(FIXTURE / name, path)
-    (path / "tokenizer.json").write_text(
-        json.dumps(specials_last(json.loads((FIXTURE / "tokenizer.json").read_text())))
-    )
+    tokenizer = specials_last(json.loads((FIXTURE / "tokenizer.json").read_text()))
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     mx.random.seed(0)
     model = qwen2.Model(qwen2.ModelArgs.from_dict(CONFIG))
     mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     (path / "config.json").write_text(json.dumps(CONFIG))
+    return tree
 
 
 def specials_last(tokenizer: dict[str, Any]) -> dict[str, Any]:

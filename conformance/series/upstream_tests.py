@@ -29,15 +29,6 @@ KNOWN = {
 AS_ON_STOCK = [f"--deselect=tests/{test}" for test in KNOWN]
 
 
-def with_model(tree: Path) -> Path:
-    """Write the stand-in for the model that its tests load into a tree. Returns the tree."""
-    # Imported here: it imports mlx_lm, and the tests of a tree need the mlx_lm of that tree.
-    from conformance.series.stand_in import write
-
-    write(tree)
-    return tree
-
-
 def outcome(tree: Path, tests: Iterable[str]) -> tuple[int, set[str]]:
     """The number of tests of a tree that pass, and the names of those that fail."""
     done = run_tests(tree, "--tb=no", "-rfE", *(f"tests/{test}" for test in tests), to_the_end=True)
