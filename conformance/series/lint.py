@@ -1,4 +1,4 @@
-"""Check the files that the series touches with upstream's formatters and ruff rules: python -m conformance.series.lint"""
+"""Check the files that the series touches with the linters of upstream: python -m conformance.series.lint"""
 
 from __future__ import annotations
 
