@@ -15,7 +15,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from mlx_lm.draft import BlockCosts, DraftOptions, EditStrategy, NgramModTable, serving
 from mlx_lm.draft.arguments import add_draft_arguments
+from mlx_lm.draft.options import DRAFT_TYPES
 
 from conformance import FIXTURE
 from conformance.doors.commands import COMMANDS, Group, Record, by_name, module_of, options_of, run, run_batch
@@ -125,6 +126,13 @@ def test_each_row_has_its_option() -> None:
                 broken(f"mlx_lm.{command} has no {option}: take it out of [{names!r}] in {TABLES}")
 
 
+def test_each_draft_type_has_a_case() -> None:
+    typed = {row[0] for table in ROWS.values() for row in table.get("--draft-type", [])}
+    # --prompt-lookup-num-tokens is auto, and a request may be none.
+    if new := {*DRAFT_TYPES} - typed - {"auto"}:
+        broken(f"--draft-type {', '.join(new)} has no case: add one to {TABLES}")
+
+
 def described(action: argparse.Action) -> dict[str, Any]:
     """The help, the type and the choices of an option."""
     shown = {name: value for name, value in vars(action).items() if name not in ("container", "type")}
@@ -180,6 +188,13 @@ def test_an_argument_of_batch_generate_arrives(given: dict[str, Any], name: str,
     assert [getattr(call["draft"], name) for call in run_batch(**given).calls["step"]] == value
 
 
+# A row drafts neither with a model nor with a margin.
+NO_ROW = {"draft_model", "draft_margin"}
+
+
 def test_an_argument_of_the_batch_arrives() -> None:
+    asked = {name for _, name, _ in BATCH} | {"draft_costs", "draft_group"} | NO_ROW
+    if new := {field.name for field in fields(DraftOptions)} - asked:
+        broken(f"nothing says whether {', '.join(new)} reaches a row: add it to BATCH in {__file__}")
     for given in ({"draft_costs": BlockCosts((1, 2), (1, 1.5))}, {"draft_group": Group(n=1)}):
         assert run_batch(draft_type="auto", **given).calls["batch"][-1].items() >= given.items()

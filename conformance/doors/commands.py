@@ -27,7 +27,6 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
-import pytest
 import requests
 from mlx_lm.draft import DraftOptions, DraftStats, NgramModTable
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -45,19 +44,12 @@ def module_of(command: str) -> ModuleType:
     return importlib.import_module(f"mlx_lm.{command}")
 
 
-class _Parsing(Exception):
-    pass
-
-
 def options_of(command: str) -> dict[str, argparse.Action]:
     """The options of a command, by their long names."""
-
-    def parse_args(parser: argparse.ArgumentParser, *_: Any) -> None:
-        raise _Parsing(parser)
-
-    with patch.object(argparse.ArgumentParser, "parse_args", parse_args), pytest.raises(_Parsing) as parsing:
+    reading = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=SystemExit)
+    with reading as parse_args, contextlib.suppress(SystemExit):
         module_of(command).main()
-    return by_name(parsing.value.args[0])
+    return by_name(parse_args.call_args.args[0])
 
 
 def by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
