@@ -35,19 +35,10 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield name
 
 
-class StatesOfAnother:
+class StatesOfAnother(list[Any]):
     """A recurrent cache of another package: what the layers of the release ask for, and no more."""
 
     lengths = left_padding = None
-
-    def __init__(self, size: int) -> None:
-        self.states: list[Any] = [None] * size
-
-    def __getitem__(self, i: int) -> Any:
-        return self.states[i]
-
-    def __setitem__(self, i: int, state: mx.array) -> None:
-        self.states[i] = state
 
     def make_mask(self, n: int) -> None:
         return None
@@ -62,7 +53,7 @@ def of_another(caches: list[Any]) -> None:
             layer.caches = list(layer.caches)
             of_another(layer.caches)
         elif type(layer).__name__ == "ArraysCache":
-            caches[i] = StatesOfAnother(len(layer.cache))
+            caches[i] = StatesOfAnother([None] * len(layer.cache))
 
 
 def compare(name: str, released: str, *change: Any) -> None:

@@ -187,7 +187,7 @@ class Programs(RuleBasedStateMachine):
         self.ask(prompt, data, *data.draw(st.sampled_from(self.kept)))
 
     @precondition(lambda self: self.batch.running)
-    @rule(n=st.integers(1, 3))
+    @rule(n=st.integers(1, 6))
     def step(self, n: int) -> None:
         self.kept += [(row.last.prompt_cache, row.last.all_tokens) for row in self.batch.step(n)]
 
@@ -195,7 +195,10 @@ class Programs(RuleBasedStateMachine):
     @rule(data=st.data(), way=st.sampled_from([Rows.extract, Rows.cancel, Rows.drop]))
     def look(self, data: st.DataObject, way: Any) -> None:
         """Take the cache of a row that runs and goes on, or of one that is cancelled, or cancel one without."""
-        if held := way(self.batch, data.draw(st.sampled_from(sorted(self.batch.running)))):
+        running = self.batch.running
+        # Most look at a row that is decoded, if there is one.
+        uids = [uid for uid, row in running.items() if row.tokens] or list(running)
+        if held := way(self.batch, data.draw(st.sampled_from(uids))):
             self.kept.append(held)
 
     @precondition(lambda self: self.batch.running)

@@ -1,16 +1,20 @@
-"""A batch calls a sampler that rows share as often as the release does, and a kept response holds no block."""
+"""What a batch costs: a sampler that rows share is called as often as in the release, and what is kept is no block.
+
+With drafts it needs no more memory than plain batching and one block.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import generation_stream, prompt_lookup_generate_step
+from mlx_lm.generate import BatchGenerator, generation_stream, prompt_lookup_generate_step
 from mlx_lm.sample_utils import greedy_sampler
 
-from conformance.doors.batch import FREE, Alone, Broken, Request, breaking
+from conformance.doors.batch import DRAFT, FREE, VOCAB, Alone, Broken, Request, breaking, insert
 from conformance.oracle.rows import Plain, serve
 from conformance.subjects.families import model_of
 
@@ -90,3 +94,43 @@ def test_what_is_kept_holds_no_block(decode: Callable[[], list[mx.array]]) -> No
     kept.clear()
     freed = before - mx.get_active_memory()
     assert freed < 1.5 * own, f"log probabilities of {own} bytes hold {freed} bytes"
+
+
+# Far from the lengths at which the caches grow.
+CONTEXT, LONG = 900, 24
+
+
+def measured(requests: list[Request]) -> tuple[int, int]:
+    """The bytes that a batch holds after its answers, and its peak above the memory of the first pass."""
+    gc.collect()
+    mx.clear_cache()
+    before, generator = mx.get_active_memory(), BatchGenerator(PLAIN.model, draft_costs=FREE, prefill_step_size=256)
+    for request in requests:
+        insert(generator, request)
+    held, n = 0, 0
+    while responses := generator.next_generated():
+        n += len(responses)
+        if held == 0:
+            mx.reset_peak_memory()
+        if n <= ROWS * (LONG - 2):
+            held = mx.get_active_memory() - before
+    assert n == ROWS * LONG
+    return held, mx.get_peak_memory() - before
+
+
+def block_bytes(args: Any) -> int:
+    """The bytes of one block in float32: keys, values, attention weights of all heads, activations and logits."""
+    width = 2 * args.num_hidden_layers * args.hidden_size + args.num_attention_heads * (CONTEXT + 256)
+    width += 4 * args.intermediate_size + 8 * args.hidden_size + 4 * VOCAB
+    return 4 * ROWS * (1 + DRAFT) * int(width)
+
+
+def test_no_more_than_plain_batching_and_a_block() -> None:
+    prompts = [[(7 * i + row) % VOCAB for i in range(CONTEXT + row)] for row in range(ROWS)]
+    drafted, undrafted = ([PLAIN.ask(prompt, LONG, share)[0] for prompt in prompts] for share in (0.5, None))
+    for request in drafted:
+        request.costs = FREE
+    most = block_bytes(PLAIN.model.args)
+    whats = ("holds", "needs for a moment")
+    for what, with_drafts, without in zip(whats, measured(drafted), measured(undrafted), strict=True):
+        assert with_drafts <= without + most, f"it {what} {with_drafts - without} bytes more, and a block has {most}"
