@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import restore_prompt_cache, snapshot_prompt_cache, trim_prompt_cache
+from mlx_lm.models import cache
 
 from conformance.oracle.findings import broken
 from conformance.series.patches import commits, unpack
@@ -91,12 +91,12 @@ def test_what_replaces_an_operation_is_called_as_in_the_release(
     caches, others = make_cache(model), make_cache(model)
     for layers in (caches, others):
         model(tokens[:, :6], cache=layers)
-    snapshot = snapshot_prompt_cache(caches)
+    snapshot = cache.snapshot_prompt_cache(caches)
     model(tokens[:, 6:11], cache=caches)
     model(tokens[:, 6:9], cache=others)
-    if trim_prompt_cache(caches, 2) == 0:
+    if cache.trim_prompt_cache(caches, 2) == 0:
         # An operation of another package does not say what it takes to run again.
-        restore_prompt_cache(caches, snapshot)
+        cache.restore_prompt_cache(caches, snapshot)
         model(tokens[:, 6:9], cache=caches)
     a, b = (model(tokens[:, 11:], cache=layers) for layers in (caches, others))
     if not (off := mx.abs(a - b).max().item()) <= 1e-4:

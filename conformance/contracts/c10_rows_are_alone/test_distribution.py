@@ -57,13 +57,15 @@ def alone(drafted: bool, sampler: Callable[..., Any]) -> list[Text]:
 
 
 def batch(drafted: bool, sampler: Callable[..., Any]) -> list[Text]:
-    generator, texts = BatchGenerator(MODEL, draft_costs=FREE), dict[int, Text]()
+    # A release batches no drafts.
+    options = {"draft_costs": FREE} if drafted else {}
+    generator, texts = BatchGenerator(MODEL, **options), dict[int, Text]()
     for _ in range(ROWS):
         strategy = Followers() if drafted else None
         texts[insert(generator, Request(PROMPT, DRAWS // ROWS, strategy, sampler, num_draft_tokens=3))] = []
     while responses := generator.next_generated():
         for response in responses:
-            texts[response.uid].append((response.token, response.from_draft))
+            texts[response.uid].append((response.token, getattr(response, "from_draft", False)))
     return list(texts.values())
 
 
