@@ -19,9 +19,9 @@ from environments import Environment, base_of, environment
 from pin import ROOT, Refused, ended
 
 sys.path.insert(0, str(ROOT))
-from conformance.judging.difference import differences, red
+from conformance.judging.difference import differences
 from conformance.judging.ran import changed_files, looked_at
-from conformance.judging.results import NOT_FINISHED, PARTS
+from conformance.judging.results import NOT_FINISHED, PARTS, Results
 from conformance.judging.run import LIMIT, NotAsked, Run
 from conformance.judging.screen import Judgement, Progress, markdown, screen
 
@@ -110,16 +110,26 @@ def judge(args: argparse.Namespace) -> int:
     pytest = [os.path.relpath(tree_at.python), "-m", "pytest", "-o", "addopts=", *adapters]
     again = [os.path.relpath(ROOT / "scripts" / "judge.sh"), args.tree, "--base", base_name, *adapters]
     groups = differences(right, found)
-    judgement = Judgement((base_name, args.tree), right, found, groups, files, pytest=pytest, judge=again)
+    judgement = Judgement((base_name, args.tree), found, groups, files, pytest=pytest, judge=again)
     file = args.markdown or tree_at.folder / "judged.md"
     file.write_text(markdown(judgement), "utf-8")
     print(screen(judgement))
     print(f"All of it: {os.path.relpath(file)}. It took {time.monotonic() - start:.0f} s.")
-    # A file of tests that needs a name which the tree lacks.
-    unasked = [f"{test}: {one.said}" for test, one in found.items() if test.endswith("::import")]
-    print("".join(f"not asked: {said}\n" for said in unasked), end="")
-    stopped = any(one.outcome == NOT_FINISHED for one in found.values())
-    return 1 if red(groups) else COULD_NOT if unasked or stopped or any(one.uncalled for one in files) else 0
+    print("".join(f"not asked: {test}: {found[test].said}\n" for test in unasked(found)), end="")
+    return status(judgement)
+
+
+def unasked(found: Results) -> list[str]:
+    """The files of tests that need a name which the tree lacks."""
+    return [test for test in found if test.endswith("::import")]
+
+
+def status(judged: Judgement) -> int:
+    if judged.bad:
+        return 1
+    stopped = any(one.outcome == NOT_FINISHED for one in judged.tree.values())
+    uncalled = any(file.uncalled for file in judged.files)
+    return COULD_NOT if stopped or uncalled or unasked(judged.tree) else 0
 
 
 def main() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from conformance.judging.results import (
@@ -151,7 +150,3 @@ def explains(at: Place, cause: Result, mine: Place, result: Result) -> bool:
     """Of tests of one function, what a list holds explains the list."""
     earlier = at < mine or (at == mine and cause.about != result.about)
     return earlier and cause.about in result.uses
-
-
-def red(groups: Iterable[Group]) -> bool:
-    return any(group.kind in BAD for group in groups)

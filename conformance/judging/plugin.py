@@ -1,7 +1,7 @@
 """pytest's options --adapter and --report, and the parameters of the tests that a judgement runs.
 
-A test with the argument ``family`` is run for each kind of model, one with ``drafter`` for each drafter of the
-adapters, and one with ``command`` for each command.
+A test with the arguments ``family`` and ``adapter`` is run for each kind of model, and one with ``command`` and
+``adapter`` for each command.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class Plugin:
             without = getattr(metafunc.module, "WITHOUT", ())
             chosen = [family for family in self.families if family.name not in without]
             metafunc.parametrize("family", chosen, ids=[family.name for family in chosen])
-        if "drafter" in metafunc.fixturenames and "adapter" in metafunc.fixturenames:
-            metafunc.parametrize("drafter", self.adapters.drafters)
         if "command" in metafunc.fixturenames and "adapter" in metafunc.fixturenames:
             metafunc.parametrize("command", dict.fromkeys([*COMMANDS, *self.adapters.commands]))
 

@@ -50,7 +50,6 @@ class Progress:
 @dataclass
 class Judgement:
     names: tuple[str, str]
-    base: Results
     tree: Results
     groups: list[Group]
     files: list[File]
@@ -131,15 +130,4 @@ def markdown(judged: Judgement) -> str:
             lines.append("</details>")
     lines += ["", "| file | changed lines | ran | never called |", "| --- | --- | --- | --- |"]
     lines += [f"| {f.name} | {f.changed} | {f.ran} | {', '.join(f.uncalled)} |" for f in judged.files]
-    lines += ["", *(f"- {said}" for said in peaks(judged))]
     return "\n".join(lines) + "\n"
-
-
-def peaks(judged: Judgement) -> list[str]:
-    """The models whose plain decoding takes a tenth more memory at its peak."""
-    found = []
-    for test, one in judged.tree.items():
-        was, now = (int(side.get(test, one).notes.get("peak", 0)) for side in (judged.base, judged.tree))
-        if now > 1.1 * was > 0:
-            found.append(f"{one.about or test}: the peak memory is {now} bytes instead of {was}")
-    return found
