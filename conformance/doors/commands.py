@@ -138,7 +138,9 @@ class Record:
         """Send the requests to the handler of the server."""
         self.note("http", host=host, port=port)
         handler = partial(module_of("server").APIHandler, generator)
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd, contextlib.ExitStack() as ends:
+            ends.callback(generator.stop_and_join)
+            ends.callback(httpd.shutdown)
             # It looks this often whether it has to end.
             threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
             url = f"http://127.0.0.1:{httpd.server_port}/v1/chat/completions"
@@ -146,8 +148,6 @@ class Record:
                 body = {"messages": [{"role": "user", "content": QUESTION}]} | body
                 answer = requests.post(url, json=body, headers={"Origin": "here"}, timeout=60)
                 self.note("answer", origin=answer.headers["Access-Control-Allow-Origin"])
-            httpd.shutdown()
-        generator.stop_and_join()
 
     def in_module(self, module: ModuleType) -> Iterator[Any]:
         """Patches of the names that a module imported."""
