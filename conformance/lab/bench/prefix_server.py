@@ -6,7 +6,6 @@ a release has.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
@@ -16,11 +15,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import server
-from mlx_lm.models.cache import ArraysCache, KVCache
-
-# A hybrid of 48 layers, three of four recurrent with 2.1 MB each: 75 MB a checkpoint, 800 MB of keys and values at 32k.
-RECURRENT, GROWING, CONTEXT = 36, 12, 32_768
-STATES, KEYS = ((1, 3, 8192), (1, 32, 128, 128)), (1, 2, CONTEXT, 256)
 
 
 def answer(responder: Any, messages: list[dict[str, str]], tokens: list[int], seed: int | None) -> dict[str, Any]:
@@ -68,54 +62,6 @@ def answer(responder: Any, messages: list[dict[str, str]], tokens: list[int], se
     }
 
 
-def filled() -> list[Any]:
-    """The cache of a large hybrid that has read CONTEXT tokens, without the model."""
-    layers: list[Any] = []
-    for _ in range(GROWING):
-        for _ in range(RECURRENT // GROWING):
-            layers.append(ArraysCache(len(STATES)))
-            for i, shape in enumerate(STATES):
-                layers[-1][i] = mx.random.normal(shape)
-        layers.append(KVCache())
-        layers[-1].update_and_fetch(mx.zeros(KEYS, mx.bfloat16), mx.zeros(KEYS, mx.bfloat16))
-    mx.eval([layer.state for layer in layers])
-    return layers
-
-
-def feed(layers: list[Any]) -> None:
-    """Write a token: what is shared with another cache is copied now."""
-    token = mx.zeros((*KEYS[:2], 1, KEYS[3]), mx.bfloat16)
-    for layer in layers:
-        if isinstance(layer, KVCache):
-            layer.update_and_fetch(token, token)
-    mx.eval([layer.state for layer in layers])
-
-
-def fetch(cache: Any) -> dict[str, Any]:
-    """The seconds to copy a large entry, to fetch it for its next turn, and for a prompt that differs near its end."""
-    cache.trim_to(n_sequences=0)
-    tokens, entry, more = list(range(CONTEXT)), filled(), {}
-    if getattr(cache, "max_checkpoints", 0):
-        from mlx_lm.models.cache import Checkpoint
-
-        places = range(CONTEXT - 1000, CONTEXT, 1000 // cache.max_checkpoints)
-        more["checkpoints"] = {n: Checkpoint(entry) for n in [*places][: cache.max_checkpoints]}
-    cache.insert_cache("large", tokens, entry, **more)
-    found: dict[str, Any] = {"held": cache.nbytes}
-    asked = {"next": [*tokens, 1], "changed": [*tokens[:-5], -1]}
-    ways: dict[str, Any] = {"copy": lambda: (copy.deepcopy(entry), [])}
-    ways |= {name: lambda prompt=prompt: cache.fetch_nearest_cache("large", prompt) for name, prompt in asked.items()}
-    for name, way in ways.items():
-        start = time.perf_counter()
-        layers, rest = way()
-        feed(layers or [])
-        found |= {name: time.perf_counter() - start, f"{name} fed": len(rest)}
-        # Two copies at once would need more memory than a request does.
-        del layers
-    cache.trim_to(n_sequences=0)
-    return found
-
-
 def serve(host: str, port: int, responder: Any) -> None:
     """Takes the place of the HTTP server."""
     try:
@@ -123,8 +69,7 @@ def serve(host: str, port: int, responder: Any) -> None:
             asked = json.loads(line)
             if asked.pop("forget", False):
                 responder.prompt_cache.trim_to(n_sequences=0)
-            said = answer(responder, **asked) if asked else fetch(responder.prompt_cache)
-            print(json.dumps(said), flush=True)
+            print(json.dumps(answer(responder, **asked)), flush=True)
         # A release may abort while Python ends with a thread of it.
         os._exit(0)
     finally:

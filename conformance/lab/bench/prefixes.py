@@ -3,7 +3,6 @@ answers are those of a server that has cached nothing.
 
 python -m conformance.lab.bench.prefixes [--models llama qwen3_next] [--repeats 5] [--entries 10]
 python -m conformance.lab.bench.prefixes --quick     # a short session and tiny models, once each
-python -m conformance.lab.bench.prefixes --costs     # what checkpoints cost in a cold read, and in copies
 
 Three servers take turns with the same requests: with checkpoints, without them, and the release without the series. The
 models have random weights, in float32, and give the answers of the session, with thinking. The template keeps it in the
@@ -37,7 +36,6 @@ OPTIONS: dict[str, list[str]] = {
     WITHOUT: ["--prompt-cache-checkpoints", "0"],
     STOCK: [],
 }
-RECURRENT = ("qwen3_next", "mamba2")
 DOORS = {"batch": None, "alone": 0}
 MIB = 2**20
 
@@ -161,30 +159,6 @@ def requests(results: Results, asked: Asked, unit: str) -> str:
     return table([unit, "prompt", *names], rows)
 
 
-def cold_reads(plan: Plan) -> str:
-    """What it costs to take checkpoints: a prompt of which nothing is cached, with and without."""
-    last, rows = {"": session(plan)["a file has changed"]}, []
-    for name in RECURRENT:
-        with servers(name, plan) as made:
-            pair = {way: made[way] for way in (WITH, WITHOUT)}
-            # The first round warms up.
-            (rounds,) = in_turns(pair, last, plan.repeats + 1, "batch").values()
-        seconds = {way: median(answers[way]["seconds"] for answers in rounds[1:]) for way in pair}
-        ratios = [answers[WITH]["seconds"] / answers[WITHOUT]["seconds"] for answers in rounds[1:]]
-        rows.append([name, rounds[0][WITH]["fed"], *seconds.values(), median(ratios)])
-    return table(["cold prompt", "tokens", *(f"seconds {way}" for way in pair), "ratio"], rows)
-
-
-def copies(plan: Plan) -> str:
-    """What it costs to copy an entry of 32k tokens of a large hybrid, and to write to the copy."""
-    with servers(RECURRENT[0], plan) as made:
-        rounds = [{way: server.ask() for way, server in made.items()} for _ in range(plan.repeats + 1)][1:]
-    keys = ("copy", "next", "next fed", "changed", "changed fed", "held")
-    rows = [[way, *(median(each[way][key] for each in rounds) for key in keys)] for way in made]
-    head = ["32k tokens", "s copy", "s next turn", "fed", "s changed near its end", "fed", "MiB held"]
-    return table(head, [[*row[:-1], round(row[-1] / MIB)] for row in rows])
-
-
 def main() -> int:
     options = parser(__doc__)
     add = options.add_argument
@@ -197,13 +171,9 @@ def main() -> int:
         help="prompts that a server may cache (default: %(default)s)",
     )
     add("--quick", action="store_true", help="a short session and tiny models, once each")
-    add("--costs", action="store_true", help="what checkpoints cost, not what they save")
     args = options.parse_args()
     plan = QUICK if args.quick else FULL
     plan = replace(plan, repeats=args.repeats or plan.repeats, entries=args.entries)
-    if args.costs:
-        print(cold_reads(plan), copies(plan), sep="\n\n")
-        return 0
     results = dict(every(dict.fromkeys((NAMES[0], *args.models)), plan))
     shown = [requests(results, session(plan), unit) for unit in ("fed", "seconds")]
     print(totals(results), *shown, sep="\n\n")

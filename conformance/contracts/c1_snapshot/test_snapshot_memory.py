@@ -1,0 +1,91 @@
+"""A snapshot takes no memory that grows with the context, nor do many of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+from mlx_lm.models.deepseek_v41 import LayerCache
+
+CACHES: dict[str, Callable[[], Any]] = {
+    "KVCache": KVCache,
+    "QuantizedKVCache": QuantizedKVCache,
+    "ConcatenateKVCache": ConcatenateKVCache,
+    "BatchKVCache": lambda: BatchKVCache([0]),
+    "ChunkedKVCache": lambda: ChunkedKVCache(512),
+    "RotatingKVCache": lambda: RotatingKVCache(512),
+    "BatchRotatingKVCache": lambda: BatchRotatingKVCache(512, [0]),
+    "ArraysCache": lambda: ArraysCache(2),
+    "LayerCache": lambda: LayerCache(512),
+}
+
+
+def filled(name: str, tokens: int) -> Any:
+    """A cache that holds ``tokens`` tokens."""
+    cache = CACHES[name]()
+    rows = mx.zeros((1, 1, tokens, 64), dtype=mx.float16)
+    if isinstance(cache, ArraysCache):
+        cache[0], cache[1] = rows[:, 0, :3], rows[:, 0, :64]
+    elif isinstance(cache, LayerCache):
+        cache.update_window(rows[:, 0])
+    else:
+        cache.update_and_fetch(rows, rows)
+    mx.eval(cache.state)
+    return cache
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_snapshot_allocates_nothing(name: str) -> None:
+    cache = filled(name, 4096)
+    # Free the memory of other tests first, so that it does not change the measurement.
+    gc.collect()
+    before = mx.get_active_memory()
+    snapshots = [cache.snap() for _ in range(100)]
+    cache.restore(snapshots[0])
+    more = mx.get_active_memory() - before
+    assert more == 0, f"a hundred snapshots of a {name} take {more} bytes"
+
+
+@pytest.mark.parametrize("name", ["KVCache", "QuantizedKVCache", "BatchKVCache"])
+def test_a_write_next_to_a_snapshot_copies_no_buffer(name: str) -> None:
+    """If a snapshot kept the arrays alive, the next write would double the memory of the cache."""
+    cache = filled(name, 4000)
+    gc.collect()
+    snapshot = cache.snap()
+    before, row = mx.get_active_memory(), mx.zeros((1, 1, 1, 64), dtype=mx.float16)
+    mx.reset_peak_memory()
+    cache.update_and_fetch(row, row)
+    mx.eval(cache.state)
+    more = mx.get_peak_memory() - before
+    assert more < cache.nbytes / 4, f"a token behind a snapshot of a {name} of {cache.nbytes} bytes takes {more}"
+    cache.restore(snapshot)
+
+
+def test_a_row_that_lags_keeps_no_old_marks() -> None:
+    """The first row ends more than a block before the others. In each step all reject one of two tokens."""
+    cache, rows = BatchKVCache([0] * 4), mx.zeros((4, 1, 20, 2))
+    cache.update_and_fetch(rows, rows)
+    cache.trim([10, 0, 0, 0])
+    for _ in range(40):
+        offset, end = cache.offset, cache._idx
+        cache.snap()
+        cache.offset, cache._idx = offset + 2, end + 2
+        cache.trim([1] * 4)
+        cache.offset, cache._idx = offset, end
+    n, mark = 0, cache._mark
+    while mark is not None:
+        n, mark = n + 1, mark.next
+    assert n == 1, f"after 40 steps it holds {n} marks"

@@ -1,1 +1,0 @@
-"""What a snapshot, a proposal, a plan and a row that joins cost. tox -e micro"""
