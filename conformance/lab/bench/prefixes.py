@@ -168,7 +168,7 @@ def main() -> int:
         "--entries",
         type=at_least_one,
         default=FULL.entries,
-        help="prompts that a server may cache (default: %(default)s)",
+        help="prompts that are cached (default: %(default)s)",
     )
     add("--quick", action="store_true", help="a short session and tiny models, once each")
     args = options.parse_args()
