@@ -175,4 +175,3 @@ def test_a_head_goes_back(name: str) -> None:
         (tokens, shown), (others, right) = held(headed, one.cache), held(headed, fresh)
         assert tokens == others == one.text, f"back to {one.found} tokens: the head holds {tokens}, not {one.text}"
         assert shown == pytest.approx(right, abs=2e-3)
-    session.end()

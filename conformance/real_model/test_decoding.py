@@ -3,101 +3,132 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm import load
-from mlx_lm.generate import batch_generate
+from mlx_lm.generate import batch_generate, stream_generate
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from conformance import FIXTURE
 from conformance.__main__ import main
-from conformance.oracle.findings import broken
+from conformance.oracle.compare import compare_tokens
+from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.recorder import offsets_of
-from conformance.real_model.decoding import DRAFT, SAMPLING, TOKENS, run, same
+from conformance.oracle.run import SEED, Case, Run, Witness
 from conformance.smollm2 import MODELS, path_of
-from conformance.smollm2.tasks import TASKS, encode, rewrite
-from conformance.subjects.prompts import PROMPTS, Message
+from conformance.smollm2.tasks import TASKS, encode
+from conformance.subjects.decoded import Family
+from conformance.subjects.prompts import PROMPTS, Message, chat
 
-real, quick = pytest.mark.real_model, pytest.mark.selftest
-# Not all tasks in all ways: a run of one takes seconds.
-REAL = [(task, "greedy") for task in TASKS] + [(task, way) for task in ("rewrite", "answer") for way in SAMPLING]
+TOKENS = 32
+# Options of stream_generate: how to sample, and what is done with the logits before.
+SAMPLING: dict[str, Callable[[], dict[str, Any]]] = {
+    "greedy": dict,
+    "sampled": lambda: {"sampler": make_sampler(0.8, top_p=0.95)},
+    "penalized": lambda: {"logits_processors": make_logits_processors({11: -2.0}, 1.1, 20)},
+}
+# Drafts that do not pay as well: they are rejected, which is what may go wrong.
+WHOLE = {"disable_adaptive_gate": True}
+# What is asked, a task or another text, and after how many tokens of the answer it is closed.
+TALKS: dict[str, list[tuple[str, int]]] = {task: [(task, TOKENS)] for task in TASKS}
+TALKS |= {f"closed after {n}": [("rewrite", n), ("Again.", TOKENS)] for n in (1, 9)}
+TALKS["several turns"] = [
+    ("rewrite", TOKENS),
+    ("Write the same function again, with `text` renamed to `sentence`.", TOKENS),
+    ("Write the first function again.", TOKENS),
+]
+# Not all tasks in all ways: a run of one takes seconds. A head is asked also where it does not pay.
+ROWS = [(talk, "greedy", "auto") for talk in TALKS]
+ROWS += [(task, way, "auto") for task in ("rewrite", "answer") for way in ("sampled", "penalized")]
+ROWS += [("rewrite", "greedy", "head"), ("answer", "greedy", "head"), ("answer", "sampled", "head")]
+# Of what the fixture was trained for, these reject most drafts.
+FOR_FIXTURE = {"rewrite": PROMPTS["lookup"], "answer": PROMPTS["delete"]}
+SUBJECTS = [pytest.param(name, marks=pytest.mark.real_model) for name in MODELS]
+SUBJECTS += [pytest.param("fixture", marks=pytest.mark.selftest)]
 
 
 @dataclass
 class Subject:
+    name: str
     model: Any
     tokenizer: Any
-    tasks: dict[str, list[Message]]
-    questions: list[str]
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a turn. The fixture was trained for tasks of its own."""
+        messages: list[Message] = TASKS[text]() if text in TASKS else chat(text)
+        return encode(self.tokenizer, FOR_FIXTURE.get(text, messages) if self.name == "fixture" else messages)
+
+    def drafting(self, drafter: str) -> tuple[Any, dict[str, Any]]:
+        """The model, and the options that draft with it."""
+        if drafter != "head":
+            return self.model, {"draft_type": drafter, **WHOLE}
+        # A stage of the series may have no heads.
+        from mlx_lm.draft import EditStrategy, HeadDraftStrategy, HeadedModel
+
+        from conformance.lab.trained.head import load_head
+
+        head = load_head("fixture" if self.name == "fixture" else "smollm2", self.model)
+        return HeadedModel(self.model, head), {"draft_strategy": HeadDraftStrategy(EditStrategy()), **WHOLE}
+
+    def turn(self, model: Any, prompt: list[int], n: int = TOKENS, cache: Any = None, **options: Any) -> Run:
+        """Decode up to n tokens, as a program whose loop breaks then."""
+        run = Run(Case(Family(self.name, "llama")), cache or make_prompt_cache(model), Witness(make_sampler()))
+        mx.random.seed(SEED)
+        steps = stream_generate(model, self.tokenizer, prompt, max_tokens=TOKENS, prompt_cache=run.caches, **options)
+        run.take_responses(islice(steps, n))
+        steps.close()
+        return run
 
 
-@pytest.fixture(
-    scope="module", params=[*(pytest.param(name, marks=real) for name in MODELS), pytest.param("fixture", marks=quick)]
-)
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     model, tokenizer = load(str(FIXTURE) if request.param == "fixture" else path_of(request.param))
-    tasks = {name: task() for name, task in TASKS.items()}
-    others = ["Write the same function again, with `text` renamed to `sentence`.", "Write the first function again."]
-    questions = [rewrite()[0]["content"], *others]
     if request.param == "fixture":
-        tasks = {"rewrite": PROMPTS["delete"], "answer": PROMPTS["nothing_to_copy"]}
-        questions = [messages[0]["content"] for messages in tasks.values()]
         # The first use of each compiled function starts a C++ compiler.
         mx.disable_compile()
-    yield Subject(model, tokenizer, tasks, questions)
+    yield Subject(request.param, model, tokenizer)
     mx.enable_compile()
 
 
-@pytest.mark.parametrize(("task", "sampling"), dict.fromkeys(REAL))
-def test_parity(subject: Subject, task: str, sampling: str) -> None:
-    """C4 and C5: the tokens and log probabilities are those of plain decoding."""
-    if task not in subject.tasks:
-        pytest.skip("not offered: the fixture was not trained for it")
-    of, prompt = (subject.model, subject.tokenizer), encode(subject.tokenizer, subject.tasks[task])
-    plain, drafted = (run(*of, prompt, **(SAMPLING[sampling]() | how)) for how in ({}, DRAFT))
-    same(sampling, plain, drafted)
-    assert task != "rewrite" or drafted.drafted > drafted.accepted > 0, (
-        "not shown: no draft was rejected, or none taken"
-    )
-
-
-@pytest.mark.parametrize("n", [1, 9])
-def test_exits(subject: Subject, n: int) -> None:
-    """C3: generation that is closed after some tokens leaves the cache that plain decoding leaves."""
-    of, prompt = (subject.model, subject.tokenizer), encode(subject.tokenizer, subject.tasks["rewrite"])
-    more = subject.tokenizer.encode("\nAgain:", add_special_tokens=False)
-    caches = [make_prompt_cache(subject.model) for _ in range(2)]
-    for cache, draft in zip(caches, ({}, DRAFT), strict=True):
-        run(*of, prompt, n, prompt_cache=cache, **draft)
-    plain, drafted = map(offsets_of, caches)
-    if plain != drafted:
-        broken(f"closed after {n}: the cache says {drafted[0]} instead of {plain[0]} tokens")
-    same(f"closed after {n}, the next turn", *(run(*of, more, prompt_cache=cache) for cache in caches))
-
-
-def test_a_chat_of_several_turns(subject: Subject) -> None:
-    """C3 and C4: each turn goes on from the cache of the one before, as in mlx_lm.chat."""
-    of, caches = (subject.model, subject.tokenizer), [make_prompt_cache(subject.model) for _ in range(2)]
-    for number, question in enumerate(subject.questions, 1):
-        prompt = encode(subject.tokenizer, [{"role": "user", "content": question}])
-        turns = [run(*of, prompt, prompt_cache=cache, **how) for cache, how in zip(caches, ({}, DRAFT), strict=True)]
-        same(f"turn {number}", *turns)
-        plain, drafted = map(offsets_of, caches)
-        if plain != drafted:
-            broken(f"turn {number}: the cache says {drafted[0]} instead of {plain[0]} tokens")
+@pytest.mark.parametrize(("talk", "sampling", "drafter"), ROWS)
+def test_a_talk(subject: Subject, talk: str, sampling: str, drafter: str) -> None:
+    """C3, C4 and C5: each turn is that of plain decoding, and goes on from the cache of the one before."""
+    drafted, of_all = subject.drafting(drafter), list[int]()
+    pairs = [(model, how, make_prompt_cache(model)) for model, how in ((subject.model, {}), drafted)]
+    for number, (text, n) in enumerate(TALKS[talk], 1):
+        prompt, about = subject.prompt(text), f"turn {number}, {n} tokens: "
+        right, got = (
+            subject.turn(model, prompt, n, cache, **how, **SAMPLING[sampling]()) for model, how, cache in pairs
+        )
+        # Elsewhere a block is computed in another order.
+        compare_tokens(got, right, about, 0.0 if mx.default_device().type == mx.cpu else math.inf)
+        held, wanted = offsets_of(got.caches), offsets_of(right.caches)
+        if held[: len(wanted)] != wanted:
+            broken(f"{about}the cache says {held[0]} instead of {wanted[0]} tokens")
+        of_all += [got.stats.drafted - got.stats.accepted, got.stats.accepted]
+    if talk == "rewrite" and not (sum(of_all[::2]) and sum(of_all[1::2])):
+        not_shown("no draft was rejected, or none taken")
 
 
 def test_rows_of_a_batch(subject: Subject, record_property: Callable[[str, object], None]) -> None:
     """C10: each row of a drafted batch is what it is alone, or what plain decoding makes of it in the same batch."""
-    named = [name for name in ("rewrite", "document", "fill_json", "answer") if name in subject.tasks]
-    of, prompts = (subject.model, subject.tokenizer), [encode(subject.tokenizer, subject.tasks[name]) for name in named]
-    plain, drafted = (batch_generate(*of, prompts, max_tokens=TOKENS, **how).texts for how in ({}, DRAFT))
-    alone = [subject.tokenizer.decode(run(*of, prompt).tokens, skip_special_tokens=True) for prompt in prompts]
+    named = FOR_FIXTURE if subject.name == "fixture" else ("rewrite", "document", "fill_json", "answer")
+    prompts, of = [subject.prompt(name) for name in named], (subject.model, subject.tokenizer)
+    plain, drafted = (
+        batch_generate(*of, prompts, max_tokens=TOKENS, **how).texts for how in ({}, subject.drafting("auto")[1])
+    )
+    alone = [
+        subject.tokenizer.decode(subject.turn(subject.model, prompt).tokens, skip_special_tokens=True)
+        for prompt in prompts
+    ]
     # That is the library's doing.
     other = sum(a != b for a, b in zip(plain, alone, strict=True))
     record_property("rows of the plain batch that differ from the row alone", other)
@@ -106,7 +137,7 @@ def test_rows_of_a_batch(subject: Subject, record_property: Callable[[str, objec
             broken(f"the row {name} is {text!r} instead of {texts[0]!r}")
 
 
-@real
+@pytest.mark.real_model
 @pytest.mark.parametrize("name", MODELS)
 def test_conformance_check(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a user runs to see whether a model is decoded exactly. The prompts that it has take this model an hour."""

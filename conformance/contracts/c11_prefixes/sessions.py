@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -102,7 +102,6 @@ class Session:
         self.name, self.model, self.extra, self.options = name, model, extra, options
         self.stored, self.known = LRUPromptCache(99, max_checkpoints=64), Known()
         self.from_nothing: dict[tuple[int, tuple[int, ...]], Answer] = {}
-        self.wrong: list[str] = []
         # This is found with a pass that is never computed, and not counted.
         vocab_size_of(model)
 
@@ -160,30 +159,39 @@ class Session:
         without, taken = (self.alone(self.begin(prompt, most), drafts, n) for most in (0, MOST))
         # What it goes on from was fed in other parts. Drafts from nothing are no question of prefixes.
         bound = 0 if taken.found in ends(len(PROMPT)) else self.rounding
-        off = self.off(taken, n, CLOSE if drafts and not taken.found else bound)
-        found = self.complaints(without, taken, off, n)
-        right = sum(self.cold(prompt, n).blocks) - taken.found
-        if drafts is None and sum(taken.blocks) != right:
-            found.append(f"feeds {sum(taken.blocks)} tokens instead of {right}")
-        self.note(taken, found, keep)
+        self.check(without, taken, n, CLOSE if drafts and not taken.found else bound)
+        fed, right = sum(taken.blocks), sum(self.cold(prompt, n).blocks) - taken.found
+        if drafts is None and fed != right:
+            self.say(taken, f"feeds {fed} tokens instead of {right}")
+        if keep:
+            self.keep(taken)
         return taken
 
     def ask_together(self, asked: Sequence[tuple[Sequence[int], Drafts | None]]) -> list[Answer]:
         prompts, drafts = zip(*asked, strict=True)
         both = (self.beside([self.begin(prompt, most) for prompt in prompts], drafts) for most in (0, MOST))
-        answers: list[Answer] = []
-        for without, taken in zip(*both, strict=True):
-            off = max(gap(taken.rows, self.cold(taken.prompt, ANSWER).rows) - CLOSE, 0)
-            self.note(taken, self.complaints(without, taken, off, ANSWER), True)
-            answers.append(taken)
-        return answers
+        pairs = list(zip(*both, strict=True))
+        for without, taken in pairs:
+            self.check(without, taken, ANSWER, CLOSE, alone=False)
+            self.keep(taken)
+        return [taken for _, taken in pairs]
 
-    def off(self, got: Answer, n: int, bound: float) -> float:
-        """How much more than a bound an answer differs from that from nothing, and from that in the same parts."""
-        distance = gap(got.rows, self.cold(got.prompt, n).rows)
-        if distance > bound:
-            distance = gap(got.rows, self.in_parts(got.prompt, got.found, n).rows)
-        return max(distance - bound, 0)
+    def check(self, without: Answer, taken: Answer, n: int, bound: float, alone: bool = True) -> None:
+        """The tokens and log probabilities from nothing, and checkpoints where they should be."""
+        right = self.cold(taken.prompt, n)
+        for what in self.known.wrong(taken.prompt, taken.found):
+            self.say(taken, what)
+        if taken.tokens != right.tokens:
+            self.say(taken, f"answers {taken.tokens} instead of {right.tokens}")
+        off = gap(taken.rows, right.rows)
+        if off > bound and alone:
+            off = gap(taken.rows, self.in_parts(taken.prompt, taken.found, n).rows)
+        if off > bound:
+            self.say(taken, f"its log probabilities are off by {off:.2g}")
+        if (taken.tokens, taken.blocks) != (without.tokens, without.blocks) or gap(taken.rows, without.rows):
+            self.say(taken, "another answer from the same cache, without checkpoints, differs")
+        for what in taken.misplaced(self.name):
+            self.say(taken, what)
 
     def in_parts(self, prompt: Sequence[int], found: int, n: int) -> Answer:
         """From nothing, what is found in the parts in which the first prompt and its answer were fed."""
@@ -196,28 +204,13 @@ class Session:
         one = Answer(prompt, cache, Checkpoints(0, len(prompt), found))
         return self.alone(one, None, n)
 
-    def complaints(self, without: Answer, taken: Answer, off: float, n: int) -> list[str]:
-        found, right = self.known.wrong(taken.prompt, taken.found), self.cold(taken.prompt, n).tokens
-        if taken.tokens != right:
-            found.append(f"answers {taken.tokens} instead of {right}")
-        if off:
-            found.append(f"its log probabilities are off by {off:.2g}")
-        if (taken.tokens, taken.blocks) != (without.tokens, without.blocks) or gap(taken.rows, without.rows):
-            found.append("another answer from the same cache, without checkpoints, differs")
-        return found + taken.misplaced(self.name)
+    def say(self, one: Answer, what: str) -> NoReturn:
+        broken(f"{self.name}, a prompt of {len(one.prompt)} tokens that goes on from {one.found}: {what}")
 
-    def note(self, one: Answer, wrong: list[str], keep: bool) -> None:
-        """Keep what is wrong with an answer, and perhaps the answer."""
-        about = f"{self.name}, a prompt of {len(one.prompt)} tokens that goes on from {one.found}"
-        self.wrong += [f"{about}: {what}" for what in wrong]
-        if keep:
-            self.known.add(one.text, one.taken.taken)
-            self.stored.insert_cache("model", one.text, deepcopy(one.cache), checkpoints=dict(one.taken.taken))
+    def keep(self, one: Answer) -> None:
+        self.known.add(one.text, one.taken.taken)
+        self.stored.insert_cache("model", one.text, deepcopy(one.cache), checkpoints=dict(one.taken.taken))
 
     def ask_edits(self, text: Sequence[int], places: Iterable[int], drafts: Drafts | None = None) -> list[Answer]:
         """Two tokens of the answers to a text that is edited."""
         return [self.ask(edited(text, n), drafts, 2, keep=False) for n in places]
-
-    def end(self) -> None:
-        if self.wrong:
-            broken(self.wrong[0] + (f"\n({len(self.wrong) - 1} more)" if self.wrong[1:] else ""))

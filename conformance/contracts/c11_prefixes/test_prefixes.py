@@ -35,7 +35,6 @@ def check_edits(name: str, model: Any, **options: Any) -> None:
     for drafts, edits in ((None, EDITS), (partly(0.5), AFTER_DRAFTS)):
         session = Session(name, model, ROUNDING.get(name, 0.0), **options)
         session.ask_edits(session.ask(PROMPT, drafts).text, edits)
-        session.end()
 
 
 @pytest.mark.parametrize("name", UNTRIMMABLE)
@@ -50,7 +49,6 @@ def test_together(name: str) -> None:
     session = Session(name, build(name), CLOSE)
     for one in session.ask_together([(PROMPT, None), (PROMPT[4:45], partly(0.5)), (PROMPT[9:40], partly(1.0))]):
         session.ask_edits(one.text, (16, 39))
-    session.end()
 
 
 # What is asked for next: the same, the next turn, an edited turn, an answer once more, another last token, and the same
@@ -72,7 +70,6 @@ def test_a_session(name: str) -> None:
     for change in CHANGES:
         first, second = map(change, texts)
         texts = [one.text for one in session.ask_together([(first, None), (second, partly(0.5))])]
-    session.end()
 
 
 QUANTIZED = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}
@@ -105,4 +102,3 @@ def test_a_draft_model(name: str, drafter: str) -> None:
         for layers in [one.cache[own:]] if one.n_layers > own else []:
             off = gap(next_turn(small, layers), next_turn(small, right))
             assert off < CLOSE, f"{drafter} behind {one.found} tokens of {name} holds something else: off by {off}"
-    session.end()
