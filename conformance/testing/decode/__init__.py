@@ -1,1 +1,0 @@
-"""Decode plain, drafted and in batches, and compare."""
