@@ -1,7 +1,7 @@
 """The right content of a prompt cache, in code that is simple enough to check by reading.
 
-A reference keeps every token of every sequence in a list. It evicts nothing. It works out what a query sees from the
-whole list, as in single steps. A snapshot is a deep copy.
+A reference keeps every token of every row in a list. It evicts nothing. What a token sees is worked out from the whole
+list, as in single steps. A snapshot is a deep copy.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# Stands for padding. Tokens are positive.
+# Stands for padding, and for a column that a token does not see. Tokens are positive.
 PAD = 0
-# A block of tokens: a list for each sequence, all of the same length.
+# A list of tokens for each row, all of the same length.
 Block = list[list[int]]
+# For each row and each of its tokens, what that token sees, by column.
+Table = list[list[list[int]]]
 # Maps the tokens so far to those that the last one sees.
 View = Callable[[list[int]], list[int]]
-
-GROUP = 4
-TAIL = 2
 
 
 def everything(tokens: list[int]) -> list[int]:
@@ -36,16 +35,19 @@ def chunk(size: int) -> View:
 
 @dataclass
 class Reference:
-    """A cache of rows: one sequence or a batch."""
+    """What a layer should see of a cache: of one sequence, or of each row of a batch."""
 
     view: View
-    tokens: Block
-    # For each sequence, the padding on the left that is still to come. Below zero once it came.
-    left: list[int]
+    # For each row, the padding on the left that is still to come. Below zero once it came.
+    left: list[int] = field(default_factory=lambda: [0])
+    tokens: Block = field(default_factory=list)
     # For prompts with padding on the right, the tokens that are still to come.
-    lengths: list[int] | None = field(default=None)
+    lengths: list[int] | None = None
 
-    def feed(self, block: Block) -> list[list[list[int]]]:
+    def __post_init__(self) -> None:
+        self.tokens = self.tokens or [[] for _ in self.left]
+
+    def feed(self, block: Block) -> Table:
         """Feed a block. Returns the tokens that each token sees, itself included, and an empty list for padding."""
         return [[self._feed(i, token) for token in tokens] for i, tokens in enumerate(block)]
 
@@ -58,7 +60,7 @@ class Reference:
         return sorted(self.view(self.rows[i])) if real else []
 
     def drop(self, numbers: int | list[int]) -> None:
-        """Drop tokens from the end: the same number for each sequence, or one number each."""
+        """Drop tokens from the end: the same number for each row, or one number each."""
         each = [numbers] * len(self.tokens) if isinstance(numbers, int) else numbers
         self.tokens = [tokens[: len(tokens) - n] for tokens, n in zip(self.tokens, each, strict=True)]
         self.left = [left + n for left, n in zip(self.left, each, strict=True)]
@@ -68,22 +70,14 @@ class Reference:
         return [[token for token in tokens if token != PAD] for tokens in self.tokens]
 
     @property
-    def offsets(self) -> list[int]:
-        """The position of the next token. It is below zero for padding."""
-        return [len(rows) - max(left, 0) for rows, left in zip(self.rows, self.left, strict=True)]
-
-    @property
-    def shortest(self) -> int:
-        return min(len(tokens) for tokens in self.tokens)
-
-    @property
     def sizes(self) -> list[int]:
         """How many tokens each row holds."""
         return [len(rows) for rows in self.rows]
 
     @property
-    def padding_to_come(self) -> list[int]:
-        return [max(left, 0) for left in self.left]
+    def offsets(self) -> list[int]:
+        """The position of the next token. It is below zero for padding."""
+        return [size - max(left, 0) for size, left in zip(self.sizes, self.left, strict=True)]
 
     # Operations on a batch. After any of these, padding that was fed cannot be dropped.
 
@@ -102,34 +96,17 @@ class Reference:
         self.tokens, self.left = self.rows + other.rows, self.left + other.left
 
 
-@dataclass
-class Recurrent(Reference):
-    """A recurrent state, which depends on all tokens and their order, and the last tokens, as in a convolution."""
-
-    @property
-    def states(self) -> list[int]:
-        return [fold(rows) for rows in self.rows]
-
-    @property
-    def tails(self) -> Block:
-        return [([PAD] * TAIL + rows)[-TAIL:] for rows in self.rows]
-
-
-@dataclass
-class Grouped(Reference):
-    """The sums of the finished groups of tokens, and the tokens of the unfinished group."""
-
-    @property
-    def closed(self) -> Block:
-        full = [rows[: len(rows) // GROUP * GROUP] for rows in self.rows]
-        return [[sum(rows[i : i + GROUP]) for i in range(0, len(rows), GROUP)] for rows in full]
-
-    @property
-    def open(self) -> Block:
-        return [rows[len(rows) // GROUP * GROUP :] for rows in self.rows]
+def difference(tables: list[Table], references: list[Reference], block: Block) -> str:
+    """Feed a block to the references. Returns what a token sees that it should not, or does not see, as a sentence."""
+    for table, reference in zip(tables, [one.feed(block) for one in references], strict=True):
+        for i, row in enumerate(reference):
+            for token, right, columns in zip(block[i], row, table[i], strict=True):
+                seen = sorted(column for column in columns if column != PAD)
+                if right and seen != right:
+                    of = f" of row {i}" if len(block) > 1 else ""
+                    return f"token {token}{of} sees {words(seen)} instead of {words(right)}"
+    return ""
 
 
-def fold(tokens: list[int], state: int = 0) -> int:
-    for token in tokens:
-        state = (31 * state + token) % 4099
-    return state
+def words(tokens: list[int]) -> str:
+    return " ".join(map(str, tokens)) or "nothing"
