@@ -38,7 +38,7 @@ from conformance.oracle.findings import not_offered
 # The draft model for the commands.
 FIXTURE = str(PATH)
 # The adapters of this folder, in the order in which ``find`` tries them.
-SHIPPED = ("series", "backend", "streams", "stock")
+SHIPPED = ("series", "caches", "backend", "streams", "stock")
 CONTRARY = "contrary"
 # The draft models that need not be right once.
 WRONG = (CONTRARY, "unrelated")

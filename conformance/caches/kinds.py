@@ -118,7 +118,7 @@ BATCHES = {name: kind for name, kind in KINDS.items() if kind.single}
 
 
 def rests_on(name: str) -> list[str]:
-    """The kinds that explain what is wrong with this one: those of what a list holds, and the class without an option."""
+    """The kinds that explain what is wrong with this one: of what a list holds, or of the class without an option."""
     return [one for one in KINDS[name].classes if one in KINDS and one != name]
 
 
@@ -154,6 +154,10 @@ def unknown_classes(models: Path) -> list[str]:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in known:
                 methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
                 bases = [*map(ast.unparse, node.bases)]
-                if METHODS & methods or "mx.array" in bases or any(one.endswith("Cache") for one in [node.name, *bases]):
+                if (
+                    METHODS & methods
+                    or "mx.array" in bases
+                    or any(one.endswith("Cache") for one in [node.name, *bases])
+                ):
                     found.append(f"{node.name} of models/{path.name}")
     return found

@@ -19,7 +19,7 @@ except ImportError:
     _append = _window_indices = None
 
 try:
-    from mlx_lm.models.recurrent import block_state
+    from mlx_lm.models.recurrent import block_state as block_state
 except ImportError:
 
     def block_state(state: mx.array, n_tokens: int, after: Callable[[int], mx.array]) -> mx.array:
@@ -45,7 +45,11 @@ def leaves(caches: Iterable[Any]) -> Iterator[Any]:
 
 def feed_keys(cache: Any, block: Any) -> list[Any]:
     n = len(block[0])
-    mask = chunk_mask(cache, n) if isinstance(cache, ChunkedKVCache) else cache.make_mask(n, return_array=False, window_size=None)
+    mask = (
+        chunk_mask(cache, n)
+        if isinstance(cache, ChunkedKVCache)
+        else cache.make_mask(n, return_array=False, window_size=None)
+    )
     rows = mx.broadcast_to(mx.array(block, mx.float32)[:, None, :, None], (len(block), 1, n, 32))
     fetched = cache.update_and_fetch(rows, -rows)
     keys, values = fetched
@@ -58,8 +62,9 @@ def feed_keys(cache: Any, block: Any) -> list[Any]:
     seen = mx.where(mx.broadcast_to(mask, shape), held, 0)[:, 0]
     # The tokens of a draft may see their rows in an order of their own.
     orders = getattr(keys, "columns", [slice(None)] * n)
-    by_token = [seen[:, t][:, order].tolist() for t, order in enumerate(orders)]
-    return [[list(row) for row in zip(*by_token)]]
+    by_token = [seen[:, t][:, order] for t, order in enumerate(orders)]
+    mx.eval(by_token)
+    return [[list(row) for row in zip(*[one.tolist() for one in by_token], strict=True)]]
 
 
 def chunk_mask(cache: Any, n: int) -> mx.array:
@@ -79,10 +84,11 @@ def feed_states(cache: Any, block: Any) -> list[Any]:
         rows = [[0] * size] * len(block) if cache[entry] is None else cache[entry].tolist()
         after = []
         for t in range(n):
-            rows = [row[1:] + [new[t]] if one[t] else row for row, new, one in zip(rows, block, real)]
+            fed = zip(rows, block, real, strict=True)
+            rows = [[*row[1:], new[t]] if one[t] else row for row, new, one in fed]
             after.append(rows)
         cache[entry] = block_state(mx.array(rows), n, lambda m, after=after: mx.array(after[m - 1]))
-        tables.append([list(row) for row in zip(*after)])
+        tables.append([list(row) for row in zip(*after, strict=True)])
     cache.advance(n)
     return tables
 
@@ -101,7 +107,7 @@ def feed_groups(cache: Any, block: Any) -> list[Any]:
     window = cache.update_window(rows)[0, :, 0].tolist()
     parts = ((cache.compress_kv, cache.pending_kv), (cache.index_k, cache.pending_gate))
     kv, gate = ([x for part in both if part is not None for x in part.flatten().tolist()] for both in parts)
-    held = [token if token == -other else 0 for token, other in zip(kv, gate)]
+    held = [token if token == -other else 0 for token, other in zip(kv, gate, strict=True)]
     seen = [[window[i] if i >= 0 else 0 for i in query] for query in indices]
     return [[seen], [[held[: len(held) - n + 1 + t] for t in range(n)]]]
 
@@ -117,11 +123,15 @@ def look(caches: list[Any], *block: list[int]) -> list[Any]:
 
 
 def offsets(caches: list[Any]) -> list[Any]:
-    """The position of the next token, as each layer reads it."""
-    found = [getattr(cache, "offset", None) for cache in leaves(caches)]
-    return [one.tolist() if isinstance(one, mx.array) else one for one in found]
+    """The position of the next token, as layers read it, in the order of what they see."""
+    found = []
+    for cache in leaves(caches):
+        offset = getattr(cache, "offset", None)
+        two = isinstance(cache, ArraysCache) or hasattr(cache, "update_window")
+        found += [offset.tolist() if isinstance(offset, mx.array) else offset] * (1 + two)
+    return found
 
 
 def merge(*rows: list[Any]) -> list[Any]:
     """The caches of a batch of these sequences."""
-    return [columns[0].merge(list(columns)) for columns in zip(*rows)]
+    return [columns[0].merge(list(columns)) for columns in zip(*rows, strict=True)]

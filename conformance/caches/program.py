@@ -26,11 +26,11 @@ from mlx_lm.models.cache import *
 
 
 class Wrong(Exception):
-    """What is seen and what should be. Its lines show it with mlx-lm alone."""
+    """What is seen and what should be, and the program that shows it."""
 
-    def __init__(self, sentence: str, lines: str) -> None:
+    def __init__(self, sentence: str, program: Program) -> None:
         super().__init__(sentence)
-        self.sentence, self.lines = sentence, lines
+        self.sentence, self.program = sentence, program
 
 
 class Program:
@@ -74,7 +74,7 @@ class Program:
     def wrong(self, sentence: str, *shown: str) -> NoReturn:
         """The last line, or one that is ``shown``, shows it."""
         self.lines += shown
-        raise Wrong(sentence, self.text(sentence))
+        raise Wrong(sentence, self)
 
     def text(self, sentence: str) -> str:
         """The program with what it needs."""

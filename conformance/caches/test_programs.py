@@ -20,7 +20,7 @@ def short(uncompiled: None) -> Iterator[None]:
         yield
 
 
-@pytest.mark.contract("C4")
+@pytest.mark.asked("C4 blocks")
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks(kind: str, adapter: Adapters, about: Callable[..., None]) -> None:
     """What each token of a block sees is what single tokens see."""
@@ -28,7 +28,7 @@ def test_blocks(kind: str, adapter: Adapters, about: Callable[..., None]) -> Non
     run(kind, adapter)
 
 
-@pytest.mark.contract("C2")
+@pytest.mark.asked("C2 trim")
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.drops])
 def test_trim(kind: str, adapter: Adapters, about: Callable[..., None]) -> None:
     """What can_trim allows, trim drops exactly, and says so."""
@@ -36,7 +36,7 @@ def test_trim(kind: str, adapter: Adapters, about: Callable[..., None]) -> None:
     run(kind, adapter, "trim")
 
 
-@pytest.mark.contract("C1")
+@pytest.mark.asked("C1 snapshot")
 @pytest.mark.parametrize("kind", KINDS)
 def test_snapshot(kind: str, adapter: Adapters, about: Callable[..., None]) -> None:
     """A cache that is restored behaves like one that never saw the rest."""
@@ -44,7 +44,7 @@ def test_snapshot(kind: str, adapter: Adapters, about: Callable[..., None]) -> N
     run(kind, adapter, "trim", "snapshot")
 
 
-@pytest.mark.contract("C10")
+@pytest.mark.asked("C10 rows of a cache")
 @pytest.mark.parametrize("kind", BATCHES)
 def test_rows(kind: str, adapter: Adapters, about: Callable[..., None]) -> None:
     """A row that stays in a batch sees what it saw, whatever joins and leaves."""

@@ -154,15 +154,8 @@ def legacy(nodeid: str) -> str:
 LEGACY = {
     name: pytest.mark.asked(contract, promised=promised)
     for name, contract, promised in (
-        ("c1_snapshot.test_blocks", "C4 blocks", True),
-        ("c1_snapshot.test_trim", "C2 trim", True),
-        ("c1_snapshot.test_snapshot", "C1 snapshot", True),
-        ("c1_snapshot.test_rows_of_a_recurrent_cache", "C1 snapshot", True),
-        ("c1_snapshot.test_filter", "C10 rows of a cache", True),
         ("architectures.test_plain", "plain decoding", True),
         ("c4_parity.test_plain", "plain decoding", True),
-        ("c1_snapshot.test_model_trim", "C2 trim", True),
-        ("c1_snapshot.test_model_snapshot", "C1 snapshot", True),
         ("c10_rows_are_alone.test_rows", "C10 rows", True),
         ("c10_rows_are_alone.test_a_row_that_joins", "C10 rows", True),
         ("c10_rows_are_alone.test_processors_of_one_row", "C5 processors of a row", True),

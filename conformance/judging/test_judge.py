@@ -16,8 +16,13 @@ import pytest
 from environments import base_of
 
 from conformance import ROOT, adapters
+<<<<<<< HEAD
 from conformance.adapters import NAMES, Adapters, Unusable, load, offered
 from conformance.judging import programs, ran, results, run
+=======
+from conformance.adapters import NAMES, SHIPPED, Adapters, Unusable, load, offered
+from conformance.judging import ran, results, run
+>>>>>>> 9e6859a (Ask every cache class of any tree with one state machine, whose steps are the lines of its reproduction)
 from conformance.judging.difference import (
     BROKE,
     CHANGED,
@@ -192,27 +197,6 @@ def test_cases_that_differ_in_a_length_only() -> None:
     with pytest.raises(pytest.fail.Exception, match="2: token 7 is lost") as error:
         ask.each([("1", fine), ("2", lambda: ask.broken("token 7 is lost"))])
     assert vars(error.value)["cases"] == {"2": "token 7 is lost"}
-
-
-def test_the_lines_of_a_program_run_without_the_suite(tmp_path: Path) -> None:
-    stock = Adapters([load("stock")])
-    played = [
-        ("feed", 2),
-        ("snapshot", 0),
-        ("feed", 1),
-        ("restore", 0),
-        ("feed", 3),
-        ("trim", 2),
-        ("filter", 1),
-        ("feed", 1),
-    ]
-    (kind,) = (kind for kind in programs.KINDS if kind.name == "BatchKVCache")
-    text = programs.lines(kind, played, stock, "it is wrong")
-    assert "conformance" not in text
-    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("see") == 4
-    assert "trim returns 2" in done.stdout
 
 
 def covered(executed: list[int], missing: list[int], **functions: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ COMPARED = [
     Fault(
         name="a ring that keeps one too few",
         contract="C4",
-        red="conformance/contracts/c1_snapshot/test_through_adapter.py::test_blocks[RotatingKVCache with keep]",
+        red="conformance/caches/test_programs.py::test_blocks[RotatingKVCache with keep]",
         file="models/cache.py",
         within="RotatingKVCache.__init__",
         right="self.keep = keep",

@@ -22,9 +22,10 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
 
-from conformance.caches.layer_io import WIDTH, compare, feed, leaves
-from conformance.caches.worlds import KINDS, World
+from conformance.caches.kinds import SINGLE, World
+from conformance.caches.layers import leaves
 
+WIDTH = 32
 # Tokens that are fed at once, and how many of each part are behind a place.
 PARTS, BEHIND = (7, 12, 1, 9, 1, 1), (0, 1, 4)
 TAIL = ([101, 102, 103], [104], [105, 106])
@@ -32,20 +33,14 @@ TAIL = ([101, 102, 103], [104], [105, 106])
 
 def fed(world: World, *parts: list[int]) -> list[Any]:
     """Feed parts of a sequence. Returns what the layers see of them."""
-    seen = []
-    for part in parts:
-        for layer, reference in zip(leaves(world.caches), world.references, strict=True):
-            seen.append(feed(layer, [part]))
-            reference.feed([part])
-            compare(layer, reference)
-    return seen
+    return [world.feed([part]) for part in parts]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SINGLE)
 def test_a_cache_goes_back(kind: str) -> None:
     """To each place, from each later one, to what it was: twice, whatever was fed in between."""
     tokens, taken = list(range(1, sum(PARTS) + 1)), dict[int, Checkpoint]()
-    world, n = KINDS[kind](6), 0
+    world, n = SINGLE[kind].world(6), 0
     for length in PARTS:
         # A layer of deepseek_v41 has no state inside of what is fed at once.
         behind = [m for m in BEHIND if m < length and (m == 0 or not isinstance(world.caches[0], LayerCache))]
@@ -55,7 +50,7 @@ def test_a_cache_goes_back(kind: str) -> None:
         taken |= {n - m: Checkpoint(world.caches, m) for m in behind}
         keep_places(world.caches, [])
     for place, checkpoint in taken.items():
-        right = KINDS[kind](6)
+        right = SINGLE[kind].world(6)
         fed(right, tokens[:place])
         references = deepcopy(right.references)
         wanted = fed(right, *TAIL)

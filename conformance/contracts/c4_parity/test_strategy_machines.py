@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from mlx_lm.draft import DraftOptions, ModelDraftStrategy, NgramModTable
 from mlx_lm.models.cache import KVCache
 
-from conformance.caches.machines import PROFILE
+from conformance.oracle.profiles import PROFILE
 from conformance.subjects.strategies import without_a_row
 
 VOCAB, NGRAM = 3, 3

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_lm.draft import EditStrategy, SuffixStrategy
 
-from conformance.caches.machines import PROFILE
 from conformance.lab.simulate.run import TABLES, run
 from conformance.lab.streams import Stream, bpe, streams, words
 from conformance.lab.texts import edits
+from conformance.oracle.profiles import PROFILE
 
 ENCODINGS = {"bpe": bpe, "words": words}
 # The least mean speed over all edits, relative to the longest match, and the least speed of one workload.

@@ -12,6 +12,7 @@ from conformance.subjects.architectures import make_cache
 from conformance.subjects.draft_models import drafter_of
 from conformance.subjects.families import GENERATE, PROMPT, model_of, seeded
 
+pytestmark = pytest.mark.contract("C2")
 N, FAMILY = 14, "llama"
 
 

@@ -1,0 +1,85 @@
+"""The prompt caches of whole models, whatever the code of a model fills, in any tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from conformance.adapters import Adapters
+from conformance.judging.decodes import near
+from conformance.oracle.findings import broken, not_offered, not_shown
+from conformance.oracle.recorder import gap
+from conformance.subjects.decoded import Family, model_of, prompt_of
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+# What is fed and taken back, and what is fed afterwards.
+WRONG = ([5], [5, 6, 7], [5, 6, 7, 8, 9])
+PROBES = ([1], [2, 3, 4], [5])
+
+
+def offered(adapter: Adapters, *needs: str) -> None:
+    if lacking := [name for name in needs if name not in adapter]:
+        not_offered(f"the adapter has no {' and no '.join(lacking)}")
+
+
+def feed(model: Any, caches: list[Any], tokens: list[int]) -> mx.array:
+    logits: mx.array = model(mx.array([tokens]), cache=caches)
+    mx.eval(logits)
+    return logits[0, -1]
+
+
+def fed(family: Family, length: int) -> tuple[list[Any], list[Any]]:
+    both = family.caches(), family.caches()
+    for held in both:
+        feed(model_of(family), held, prompt_of(length))
+    return both
+
+
+def compare(family: Family, caches: list[Any], spared: list[Any], what: str) -> None:
+    for probe in PROBES:
+        logits = [feed(model_of(family), held, probe) for held in (caches, spared)]
+        if (off := gap(logits[:1], logits[1:])) > near(family):
+            broken(f"{what} the logits are off by {off:.2g}")
+
+
+@pytest.mark.asked("C1 snapshot")
+def test_model_snapshot(family: Family, adapter: Adapters, about: Callable[..., None]) -> None:
+    """Caches that are put back give the logits of caches that never saw the rest."""
+    about(family)
+    offered(adapter, "snapshot", "restore")
+    for length in family.prompts:
+        for wrong in WRONG:
+            caches, spared = fed(family, length)
+            taken = adapter.snapshot(caches)
+            feed(model_of(family), caches, wrong)
+            adapter.restore(caches, taken)
+            compare(family, caches, spared, f"{length} tokens, a snapshot, {len(wrong)} more: when it is put back,")
+
+
+@pytest.mark.asked("C2 trim")
+def test_model_trim(family: Family, adapter: Adapters, about: Callable[..., None]) -> None:
+    """A token and a wrong end are fed, and the end is dropped."""
+    about(family)
+    offered(adapter, "can_trim", "trim")
+    model, shown = model_of(family), 0
+    for length in family.prompts:
+        for wrong in WRONG:
+            n, (caches, spared) = len(wrong), fed(family, length)
+            if "snapshot" in adapter:
+                # It tells a cache that the next block may be a draft.
+                adapter.snapshot(caches)
+            feed(model, caches, [2, *wrong])
+            if not adapter.can_trim(caches, n):
+                continue
+            dropped = adapter.trim(caches, n)
+            if isinstance(dropped, int) and dropped != n:
+                broken(f"can_trim({n}) says yes, and trim({n}) returns {dropped}")
+            feed(model, spared, [2])
+            compare(family, caches, spared, f"{length} tokens, a block of {n + 1}, trim({n}):")
+            shown += 1
+    if not shown:
+        not_shown("it says of every trim that it cannot")
