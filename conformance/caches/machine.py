@@ -29,6 +29,8 @@ SEARCH = settings(
     verbosity=Verbosity.quiet,
     suppress_health_check=list(HealthCheck),
 )
+# What can be done with the rows of a batch is more.
+ROWS = settings(SEARCH, max_examples=2000 if FULL else 120, stateful_step_count=25)
 # For so many seconds hypothesis looks for a shorter program. By default it does so for five minutes.
 SHORTEN = 40
 # The most tokens that are fed at once.
@@ -265,7 +267,9 @@ def run(kind: str, adapter: Adapters, *operations: str) -> None:
     members = {"kind_name": kind, "adapter": adapter, "operations": possible, "done": done}
     try:
         with patch("hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS", SHORTEN, create=True):
-            run_state_machine_as_test(type("Machine", (CacheMachine,), members), settings=SEARCH)
+            run_state_machine_as_test(
+                type("Machine", (CacheMachine,), members), settings=ROWS if "rows" in possible else SEARCH
+            )
     except Wrong as wrong:
         found = wrong
     if found is not None:
