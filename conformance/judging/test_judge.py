@@ -16,13 +16,8 @@ import pytest
 from environments import base_of
 
 from conformance import ROOT, adapters
-<<<<<<< HEAD
 from conformance.adapters import NAMES, Adapters, Unusable, load, offered
-from conformance.judging import programs, ran, results, run
-=======
-from conformance.adapters import NAMES, SHIPPED, Adapters, Unusable, load, offered
 from conformance.judging import ran, results, run
->>>>>>> 9e6859a (Ask every cache class of any tree with one state machine, whose steps are the lines of its reproduction)
 from conformance.judging.difference import (
     BROKE,
     CHANGED,

@@ -1,0 +1,1 @@
+"""C1: a restored cache is exactly as it was at the snapshot."""
