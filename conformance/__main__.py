@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance import missing
+from conformance.arguments import at_least_one, margin
 from conformance.check.prompts import Unusable, from_file
 from conformance.smollm2 import NotMade, path_of
-from conformance.testing.arguments import at_least_one, margin
 
 COMMANDS = {
     "check": "decode prompts plain and drafted, and compare",

@@ -23,7 +23,6 @@ from conformance.expectations.files import nearest
 from conformance.expectations.plugin import Plugin
 from conformance.judging import plugin as judging
 from conformance.stages import plugin as stages
-from conformance.testing.faults.planted import Fault
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # The tests of the suite itself do not depend on the release, so one run of them is enough.
-SELFTEST = ("conformance/meta/tools/", "conformance/judging/", "conformance/check/")
+SELFTEST = ("conformance/judging/", "conformance/check/")
 # These tests wait for other processes. Those that wait longest come first.
 WAITING = (
     "server/test_stops.py",
@@ -147,11 +146,3 @@ def uncompiled() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
-
-
-@pytest.fixture
-def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Plant the fault of a ``planted`` test, and return what the test has to check."""
-    fault: Fault = request.param
-    monkeypatch.setattr(*fault[1:])
-    return fault[0]

@@ -25,10 +25,10 @@ from mlx.utils import tree_flatten
 from conformance.check import check, probe
 from conformance.check.page import page
 from conformance.check.prompts import built_in, encode
+from conformance.device import device
 from conformance.lab.bench.cells import LEAST_REPEATS, Ready, compared
 from conformance.lab.bench.models import Subject, weights_of
 from conformance.subjects.prompts import PROMPTS
-from conformance.testing.device import device
 
 # Edits, records, a quotation, a copy, and one text that repeats nothing. Small models repeat themselves even there,
 # unless they are sampled so hot that they say any token.

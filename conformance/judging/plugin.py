@@ -17,9 +17,9 @@ import mlx_lm
 import pytest
 
 from conformance.adapters import Adapters, Unusable, find, load
+from conformance.device import device
 from conformance.judging import results
 from conformance.subjects.decoded import Family, families
-from conformance.testing.device import device
 
 COMMANDS = ("generate", "chat", "server")
 WORDS = (results.REFUSED, results.ABSENT, results.NOT_SHOWN)

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
+from conformance.arguments import parser
 from conformance.lab.texts.workloads import KINDS, Corpus, draw
 from conformance.subjects.prompts import Message
-from conformance.testing.arguments import parser
 
 SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 TEMPLATE = (

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from conformance.testing.arguments import parser
+from conformance.arguments import parser
 
 # llama.cpp's names for the parts of a layer, and those of mlx-lm.
 PARTS = {

@@ -21,14 +21,14 @@ from pathlib import Path
 import pandas as pd
 
 from conformance import ROOT
+from conformance.arguments import parser
+from conformance.device import device
 from conformance.lab.bench import models, pictures, serving, tables, tasks
 from conformance.lab.bench.cells import Ready, Row, compared
 from conformance.lab.bench.costs import block_seconds
 from conformance.lab.bench.models import Subject
 from conformance.lab.bench.plan import FULL, QUICK, Plan
 from conformance.tables import number
-from conformance.testing.arguments import parser
-from conformance.testing.device import device
 
 OUT = (ROOT / "docs" / "benchmarks").resolve()
 PACKAGES = ("mlx-lm", "mlx", "transformers", "numpy")

@@ -25,10 +25,10 @@ from statistics import median
 from typing import Any
 
 from conformance import ROOT
+from conformance.arguments import at_least_one, parser
 from conformance.lab.bench.prefix_session import FULL, NAMES, QUICK, Asked, Plan, save, session, tokenizer
 from conformance.series.patches import commits, unpack
 from conformance.tables import number, table
-from conformance.testing.arguments import at_least_one, parser
 
 WITH, WITHOUT, STOCK = "with", "without", "release"
 OPTIONS: dict[str, list[str]] = {

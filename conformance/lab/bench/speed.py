@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from conformance.arguments import at_least_one, parser
 from conformance.lab.bench import models
 from conformance.lab.bench.cells import LEAST_REPEATS, Ready, compared
 from conformance.lab.bench.plan import FULL
@@ -22,7 +23,6 @@ from conformance.smollm2 import MODELS, NotMade
 from conformance.smollm2.tasks import TASKS
 from conformance.subjects.prompts import PROMPTS
 from conformance.tables import line, table
-from conformance.testing.arguments import at_least_one, parser
 
 LOOKUPS = ("edit", "suffix", "ngram-simple", "ngram-mod")
 HEAD = ("prompt", "strategy", "speed", "spread", "plain tokens a second", "tokens", "tokens a forward", "fed a token")

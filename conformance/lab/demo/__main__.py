@@ -17,10 +17,10 @@ from mlx_lm import stream_generate
 
 from conformance import FIXTURE
 from conformance.__main__ import load
+from conformance.arguments import parser
 from conformance.check.prompts import Unusable
 from conformance.smollm2.tasks import TASKS
 from conformance.subjects.prompts import PROMPTS
-from conformance.testing.arguments import parser
 
 # The tasks that are shown: for the model in this repository, which is trained for such, and for others.
 SHOWN = {name: PROMPTS[name] for name in ("rename", "json")}

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from conformance import FIXTURE, ROOT
-from conformance.testing.arguments import parser
+from conformance.arguments import parser
 
 # The command of README.md.
 QUESTION = (

@@ -22,12 +22,12 @@ from mlx_lm import load
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.sample_utils import make_sampler
 
+from conformance.arguments import parser
 from conformance.lab.recorded import sources
 from conformance.lab.recorded.answers import FILES, KEPT, Answer, write
 from conformance.lab.recorded.pairs import write_edits
 from conformance.lab.recorded.prompts import Prompt, prompts
 from conformance.smollm2 import path_of
-from conformance.testing.arguments import parser
 
 # Requests that decode together, and the longest answer.
 ROWS, TOKENS = 16, 96

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.models.base import SHORT_BLOCK
 
+from conformance.arguments import at_least_one, parser
 from conformance.lab.simulate.rivals import RIVALS, limits
 from conformance.lab.simulate.run import TABLES, Row, makers, run
 from conformance.lab.streams import NAMES, PARTS, Stream, bpe, load, streams, words
 from conformance.lab.texts import edits
 from conformance.tables import table
-from conformance.testing.arguments import at_least_one, parser
 
 # Of made-up streams, for each kind and size.
 SEEDS = range(100, 103)

@@ -17,10 +17,10 @@ from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.generate import BatchGenerator
 
+from conformance.arguments import parser
 from conformance.lab.simulate.run import Make
 from conformance.lab.streams import VOCAB, Request, Stream, streams
 from conformance.tables import table
-from conformance.testing.arguments import parser
 
 SIZES = (1, 2, 4, 8, 16)
 DEVICES = ("metal", "cuda")

@@ -16,10 +16,10 @@ from unittest import mock
 
 from mlx_lm.draft import EditStrategy, acceptance, edit
 
+from conformance.arguments import parser
 from conformance.lab.simulate.run import TABLES, Make, run
 from conformance.lab.streams import PARTS, Stream, load
 from conformance.tables import line, table
-from conformance.testing.arguments import parser
 
 # What was seen counts beside the shipped value, which counts as much as this many tokens.
 SHIPPED_WEIGHT = 20

@@ -10,9 +10,9 @@ from itertools import zip_longest
 
 from mlx_lm.draft import EditStrategy, SuffixStrategy
 
+from conformance.arguments import parser
 from conformance.lab.simulate.run import Make
 from conformance.tables import table
-from conformance.testing.arguments import parser
 
 SOURCE = """\
 class Basket:

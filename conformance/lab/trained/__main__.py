@@ -10,13 +10,13 @@ from typing import Any
 
 from mlx_lm.draft import BlockCosts, EditStrategy, HeadDraftStrategy, Proposal
 
+from conformance.arguments import parser
 from conformance.lab.recorded.answers import FILES, is_judge, read
 from conformance.lab.simulate.__main__ import TITLES
 from conformance.lab.simulate.run import TABLES, Row, decode, run
 from conformance.lab.streams import LOOPS, Stream, recorded
 from conformance.lab.trained import COST, DRAFTS, HeadDrafts
 from conformance.tables import line, table
-from conformance.testing.arguments import parser
 
 # Kinds of work by what they copy, the least first: a file, and the kinds of it, or all.
 WORK: dict[str, tuple[str, tuple[str, ...] | None]] = {

@@ -16,6 +16,8 @@ from conformance import FIXTURE, ROOT
 from conformance.lab.demo import __main__ as demo
 from conformance.lab.demo import picture
 
+pytestmark = pytest.mark.selftest
+
 # It runs in an environment that has PyTorch, which the suite has not.
 WITH_TORCH = {"conformance.lab.train_fixture"}
 ASKED = ("conformance check", "conformance probe", "conformance report")

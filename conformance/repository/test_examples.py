@@ -21,6 +21,8 @@ from conformance.series.patches import PATCHES
 
 Capture = pytest.CaptureFixture[str]
 
+pytestmark = pytest.mark.selftest
+
 
 @pytest.fixture(autouse=True)
 def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,0 @@
-"""Code that two or more files of tests share."""

@@ -1,1 +1,0 @@
-"""Faults to plant, to test that the checks find them."""
