@@ -77,8 +77,6 @@ def note(request: Any, name: str, value: object) -> None:
 
 def asked_of(item: pytest.Item) -> list[tuple[str, Any]]:
     """What the report says of a test with the mark."""
-    if results.LEGACY in item.nodeid and item.get_closest_marker("asked") is None and legacy(item.nodeid) in LEGACY:
-        item.add_marker(LEGACY[legacy(item.nodeid)])
     if (mark := item.get_closest_marker("asked")) is None:
         return []
     # A file that cannot be imported has the mark alone.
@@ -144,30 +142,3 @@ def told(report: Any) -> tuple[str, str, str]:
     word = results.REFUSED if (expected or "").startswith("Refused") else results.BROKEN
     word = results.NOT_FINISHED if LATE.match(text) else word
     return word, said.partition("\n")[0].removeprefix("AssertionError: "), lines if text.startswith("Failed: ") else ""
-
-
-def legacy(nodeid: str) -> str:
-    found = re.search(r"(\w+)/\w+\.py::(\w+)", nodeid)
-    return f"{found[1]}.{found[2]}" if found else nodeid
-
-
-LEGACY = {
-    name: pytest.mark.asked(contract, promised=promised)
-    for name, contract, promised in (
-        ("architectures.test_plain", "plain decoding", True),
-        ("c4_parity.test_plain", "plain decoding", True),
-        ("c10_rows_are_alone.test_rows", "C10 rows", True),
-        ("c10_rows_are_alone.test_a_row_that_joins", "C10 rows", True),
-        ("c10_rows_are_alone.test_processors_of_one_row", "C5 processors of a row", True),
-        ("c4_parity.test_parity", "C4 parity", True),
-        ("c4_parity.test_seeds", "C4 seeds", False),
-        ("c4_parity.test_processors", "C5 processors", True),
-        ("c4_parity.test_exits", "C3 exits", False),
-        ("server.test_one_prompt_twice", "C3 server prefixes", True),
-        ("server.test_prefixes", "C3 server prefixes", True),
-        ("server.test_seeds", "C4 server seeds", True),
-        ("server.test_a_penalty_on_a_cached_prompt", "C5 server processors", True),
-        ("server.test_clients_at_once", "C10 server clients", True),
-        ("server.test_clients_of_a_recurrent_model", "C10 server clients", True),
-    )
-}

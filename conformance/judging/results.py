@@ -67,12 +67,8 @@ def asked_files(part: str) -> list[str]:
     return [
         str(path.relative_to(ROOT))
         for path in sorted(FOLDER.rglob("test_*.py"))
-        if part_of(path.relative_to(ROOT)) == part and (LEGACY in path.name or "mark.asked(" in path.read_text("utf-8"))
+        if part_of(path.relative_to(ROOT)) == part and "mark.asked(" in path.read_text("utf-8")
     ]
-
-
-# Files whose tests get their marks from plugin.py until they have their own.
-LEGACY = "test_through_adapter"
 
 
 def part_of(test: Path | str) -> str | None:
