@@ -52,7 +52,7 @@ def _table(right: list[int]) -> Any:
 
 # Each strategy of the package that needs no model, and those that know the answer. A draft model is asked for by the
 # adapter of the release.
-_MAKERS: dict[str, Callable[[list[int]], Any]] = {
+MAKERS: dict[str, Callable[[list[int]], Any]] = {
     "scripted": Scripted,
     "none right": lambda right: AtDepth(right, 0),
     "one right": lambda right: AtDepth(right, 1),
@@ -64,11 +64,11 @@ _MAKERS: dict[str, Callable[[list[int]], Any]] = {
     "NgramModStrategy": lambda right: _draft().NgramModStrategy(_table(right)),
 }
 # A stage of the series may not have all.
-DRAFTERS = tuple(name for name in _MAKERS if not name.endswith("Strategy") or (fits() and hasattr(_draft(), name)))
+DRAFTERS = tuple(name for name in MAKERS if not name.endswith("Strategy") or (fits() and hasattr(_draft(), name)))
 
 
 def _how(drafts: Drafts, options: dict[str, Any]) -> dict[str, Any]:
-    drafts.strategy = _MAKERS[drafts.name](list(drafts.right))
+    drafts.strategy = MAKERS[drafts.name](list(drafts.right))
     longest = 5 if drafts.name.endswith("Strategy") else 3
     return {"draft_strategy": drafts.strategy, "num_draft_tokens": longest, **WHOLE, **options}
 
