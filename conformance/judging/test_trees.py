@@ -41,7 +41,7 @@ COMPARED = [
     Fault(
         name="a ring that keeps one too few",
         contract="C4",
-        red="conformance/caches/test_programs.py::test_blocks[RotatingKVCache with keep]",
+        red=f"{DECODING}::test_plain[llama max_kv_size]",
         file="models/cache.py",
         within="RotatingKVCache.__init__",
         right="self.keep = keep",
