@@ -58,7 +58,8 @@ def feed_keys(cache: Any, block: Any) -> list[Any]:
     shape = (len(block), 1, n, keys.shape[2])
     if mask is None or isinstance(mask, str):
         mask = mx.tril(mx.ones(shape, mx.bool_), k=shape[3] - n)
-    held = mx.where(keys == -values, keys, 0).astype(mx.int32)[:, :, None, :, 0]
+    # A row that is no token, such as padding, is -1.
+    held = mx.where((keys == -values) & (keys != 0), keys, -1).astype(mx.int32)[:, :, None, :, 0]
     seen = mx.where(mx.broadcast_to(mask, shape), held, 0)[:, 0]
     # The tokens of a draft may see their rows in an order of their own.
     orders = getattr(keys, "columns", [slice(None)] * n)
