@@ -38,21 +38,26 @@ def near(family: Family) -> float:
         sources.append(Counted(model, lambda: [KVCache().to_quantized(32, 8) for _ in model.layers]))
     task = Task(tuple(prompt_of(21)), 16)
     measured = max(noise(source, task, recorded(source, task)) for source in sources)
-    return 0.0 if measured == 0 else MOST_QUANTIZED if family.options else MOST
+    return most(family) if measured > 0 else 0.0
 
 
-def compare_tokens(got: Run, right: Run, about: str = "", most: float | None = None) -> None:
+def most(family: Family) -> float:
+    """More than what is read in other parts is apart, and far less than a fault makes."""
+    return MOST_QUANTIZED if family.options else MOST
+
+
+def compare_tokens(got: Run, right: Run, about: str = "", limit: float | None = None) -> None:
     """C4: the tokens and the log probabilities."""
     a, b = got.tokens, right.tokens
     if a != b:
         at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         broken(f"{about}tokens {a[: at + 1][-4:]} instead of {b[: at + 1][-4:]}, at token {at}")
-    most = near(got.case.family) if most is None else most
+    limit = near(got.case.family) if limit is None else limit
     told = [i for i, row in enumerate(got.rows) if row is not None]
     for i, off in (
         zip(told, gaps([got.rows[i] for i in told], [right.rows[i] for i in told]), strict=True) if told else ()
     ):
-        if off > most:
+        if off > limit:
             broken(f"{about}the log probabilities of token {i} are off by {off:.2g}")
 
 
@@ -62,14 +67,14 @@ def compare_caches(got: Run, right: Run, adapter: Adapters) -> None:
     for i, (a, b) in enumerate(zip(held, wanted, strict=True)):
         if a != b:
             broken(f"after {len(got.tokens)} tokens, cache {i} is {said(a)} instead of {said(b)}")
-    most = 16 * near(got.case.family)
+    limit = 16 * near(got.case.family)
     turn = right_turn(right.case)
-    compare_tokens(second_turn(got.case, deepcopy(got.caches), None, None), turn, "in a plain second turn, ", most)
+    compare_tokens(second_turn(got.case, deepcopy(got.caches), None, None), turn, "in a plain second turn, ", limit)
     if got.drafts is not None:
         if got.case.end != "failure":
             compare_drafters_caches(got, adapter)
         again = got.drafts.again([7, 9, *turn.tokens])
-        compare_tokens(second_turn(got.case, got.caches, adapter, again), turn, "in a drafted second turn, ", most)
+        compare_tokens(second_turn(got.case, got.caches, adapter, again), turn, "in a drafted second turn, ", limit)
 
 
 def said(one: Any) -> str:

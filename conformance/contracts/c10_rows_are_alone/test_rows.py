@@ -10,9 +10,10 @@ import pytest
 
 from conformance.adapters import Adapters
 from conformance.doors.batch import Request, alone
-from conformance.judging.decodes import near, penalty
+from conformance.oracle.compare import most
 from conformance.oracle.findings import not_offered
 from conformance.oracle.rows import Plain, Rows
+from conformance.oracle.run import penalty
 from conformance.subjects.decoded import Family, model_of, prompt_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -30,7 +31,7 @@ def plain(family: Family) -> Plain:
 def compare(family: Family, late: int = 0, processors: tuple[Any, ...] = ((), (), ())) -> None:
     """The last row joins when the others have so many tokens."""
     model = model_of(family)
-    batch = Rows(plain(family), lambda _, distance, scale: distance <= scale * near(family))
+    batch = Rows(plain(family), lambda _, distance, scale: distance <= scale * most(family))
     for i, (n, longest) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
         prompt = prompt_of(30)[i : i + n]
         if i == 2:
