@@ -232,6 +232,17 @@ class Steps:
         self.done.add("rows")
         self.check_offsets(self.state)
         self.look(self.state)
+        for n in (1, 2) if self.exact and not self.state.pending else ():
+            if self.can_trim(n, must=False):
+                self.drop_of_a_copy(n)
+
+    def drop_of_a_copy(self, n: int) -> None:
+        """What a batch that was changed says that it can drop, it drops exactly."""
+        own, self.state = self.state, State(self.new_name("twin"), copy.deepcopy(self.state.references))
+        self.do(f"copy.deepcopy({own.name})", self.state.name)
+        self.drop(n)
+        self.look(self.state)
+        self.state = own
 
     def single(self, lengths: list[int]) -> State:
         """A sequence that may join, and how its tokens are fed."""
