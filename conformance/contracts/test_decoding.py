@@ -19,7 +19,7 @@ from conformance.judging.plugin import note
 from conformance.oracle.compare import check
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.recorder import fed
-from conformance.oracle.run import PROCESSORS, SAMPLERS, Case, N
+from conformance.oracle.run import PROCESSORS, SAMPLERS, Case, N, decode_plain
 from conformance.subjects.decoded import WINDOW, Family, model_of
 from conformance.subjects.families import K
 
@@ -112,7 +112,7 @@ def test_plain(family: Family, adapter: Adapters, request: pytest.FixtureRequest
     mx.reset_peak_memory()
     case = Case(family, length=family.prompts[-1], n=N)
     with fed(model_of(family)) as shapes:
-        run = case.plain()
+        run = decode_plain(case)
     note(request, "peak", mx.get_peak_memory())
     note(request, "forwards", len(shapes))
     steps = (f"{token}:{digest(row)}" for token, row in zip(run.tokens, run.rows, strict=True))

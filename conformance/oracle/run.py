@@ -204,8 +204,7 @@ def _new(case: Case) -> Run:
     return Run(case, case.family.caches(), Witness(make_sampler(**SAMPLERS.get(case.sampler, {}))))
 
 
-@cache
-def _plain(case: Case) -> Run:
+def decode_plain(case: Case) -> Run:
     run = _new(case)
     mx.random.seed(SEED)
     steps = generate_step(mx.array(case.prompt), model_of(case.family), max_tokens=case.n, **run.options())
@@ -214,6 +213,9 @@ def _plain(case: Case) -> Run:
     run.random = [part.tolist() for part in mx.random.state]
     mx.eval(run.rows)
     return run
+
+
+_plain = cache(decode_plain)
 
 
 # The ways to end after n tokens. Each gets a run, and what starts it with more options.

@@ -149,8 +149,7 @@ def learning(device: str, factor: float) -> list[float]:
     table, names = device_costs(device), ("rename", "chat", "echo", "json", "code", "prose", "ambiguous")
     truth = BlockCosts(table.lengths, [1 + factor * (cost - 1) for cost in table.costs])
     spent = [Result(), Result(), Result()]
-    # The short ones.
-    for stream in recorded(*names)[::2]:
+    for stream in recorded(*names):
         request, learned = stream.requests[0], LearnedCosts(table)
         seconds = clock(truth, f"{stream.name} {stream.size} {stream.seed}")
         spent[0] += decode(SuffixStrategy(), request, truth)[0]

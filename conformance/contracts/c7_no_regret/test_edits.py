@@ -24,7 +24,7 @@ ENCODINGS = {"bpe": bpe, "words": words}
 # The least mean speed over all edits, relative to the longest match, and the least speed of one workload.
 GAINS = {"cpu": 1.07, "m4": 1.07, "gpu": 1.6}
 SLOWEST = 0.94
-SEEDS, SIZES = [900], (600,)
+SEEDS, SIZES = [900], (600, 1500)
 
 
 @cache
