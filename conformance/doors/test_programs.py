@@ -12,6 +12,8 @@ import pytest
 
 from conformance.doors.programs import FOLLOWED, program, run
 
+pytestmark = pytest.mark.selftest
+
 TOLD = """
 import os, sys
 print(sys.argv, input(), os.environ["SAID"], os.getcwd(), sys.path[1:2], os.environ.get("PLANTED"))

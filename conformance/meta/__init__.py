@@ -1,1 +1,0 @@
-"""Tests of the suite and of this repository."""

@@ -1,1 +1,0 @@
-"""Tests of the tools and the benchmark."""
