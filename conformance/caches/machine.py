@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -30,9 +31,9 @@ SEARCH = settings(
     suppress_health_check=list(HealthCheck),
 )
 # What can be done with the rows of a batch is more.
-ROWS = settings(SEARCH, max_examples=2000 if FULL else 120, stateful_step_count=25)
+ROWS = settings(SEARCH, max_examples=2000 if FULL else 160, stateful_step_count=25)
 # For so many seconds hypothesis looks for a shorter program. By default it does so for five minutes.
-SHORTEN = 40
+SHORTEN = float(os.environ.get("CONFORMANCE_SHORTEN", 40))
 # The most tokens that are fed at once.
 LONGEST = 9
 LENGTHS = st.integers(1, LONGEST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,7 @@ FOUND = [
 
 def asked(tree: Path, folder: Path, test: str, *adapters: str) -> Results:
     return Run(Path(sys.executable), folder, tree / "mlx_lm", adapters, {"PYTHONPATH": str(tree)}).ask(
-        ["it"], select=[test]
+        ["it"], select=shlex.split(test)
     )
 
 
@@ -103,9 +104,11 @@ def test_a_fault_behind_another_interface_is_found(interface: str, name: str, tm
     source, adapter = unpack(commits()[-1], tmp_path / "source"), tmp_path / "other_names.py"
     adapter.write_text(ADAPTER)
     drafter, _ = INTERFACES[interface]
-    fault = replace(FAULTS[name], red=FAULTS[name].red.strip("'").replace("scripted", drafter))
+    # Words of -k have no spaces.
+    fault = replace(FAULTS[name], red=FAULTS[name].red.replace("scripted", drafter.split()[0]))
     for planted, outcome in ((None, HOLDS), (fault, BROKEN)):
         tree = published(source, tmp_path / f"tree {outcome}", interface, planted)
         own = [str(adapter)] if interface == "other names" else []
-        (result,) = asked(tree, tmp_path, fault.red, *own).values()
-        assert result.outcome == outcome, result.said
+        found = {one.outcome: one.said for one in asked(tree, tmp_path, fault.red, *own).values()}
+        assert outcome in found, found
+        assert planted or set(found) == {HOLDS}, found
