@@ -24,7 +24,7 @@ COMPARED = [
     Fault(
         name="a token of the prompt left out",
         contract="C4",
-        red=f"{DECODING}::test_plain[llama]",
+        red=f"'{DECODING}::test_plain[llama]'",
         file="generate.py",
         within="generate_step",
         right="processed = prompt[:n_to_process]",
@@ -33,7 +33,7 @@ COMPARED = [
     Fault(
         name="a gate at 0.9",
         contract="C4",
-        red=f"{DECODING}::test_plain[qwen3_next]",
+        red=f"'{DECODING}::test_plain[qwen3_next]'",
         file="models/gated_delta.py",
         within="gated_delta_update",
         right="mx.sigmoid(b)",
@@ -42,7 +42,7 @@ COMPARED = [
     Fault(
         name="a ring that keeps one too few",
         contract="C4",
-        red=f"{DECODING}::test_plain[llama max_kv_size]",
+        red=f"'{DECODING}::test_plain[llama max_kv_size]'",
         file="models/cache.py",
         within="RotatingKVCache.__init__",
         right="self.keep = keep",
