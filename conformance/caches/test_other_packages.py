@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, can_trim_prompt_cache, trim_prompt_cache
 
+from conformance.adapters import Drafts
 from conformance.subjects.architectures import make_cache
-from conformance.subjects.draft_models import drafter_of
 from conformance.subjects.families import GENERATE, PROMPT, model_of, seeded
 
 pytestmark = pytest.mark.contract("C2")
@@ -47,7 +47,11 @@ class Foreign:
 
 def decode(layers: list[Any], kind: str) -> list[int]:
     steps = GENERATE.speculative_generate_step(
-        mx.array(PROMPT), model_of(FAMILY), drafter_of(f"{kind} like {FAMILY}"), max_tokens=N, prompt_cache=layers
+        mx.array(PROMPT),
+        model_of(FAMILY),
+        Drafts(kind, []).draft_model(model_of(FAMILY).model),
+        max_tokens=N,
+        prompt_cache=layers,
     )
     return [int(token) for token, *_ in steps]
 
@@ -55,7 +59,7 @@ def decode(layers: list[Any], kind: str) -> list[int]:
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("kind", ["similar", "contrary"])
 def test_is_decoded_with_a_draft_model(kind: str) -> None:
-    model, drafter = model_of(FAMILY), drafter_of(f"{kind} like {FAMILY}")
+    model, drafter = model_of(FAMILY), Drafts(kind, []).draft_model(model_of(FAMILY).model)
     layers = [Foreign() for _ in make_cache(model) + make_cache(drafter)]
     plain = [int(token) for token, *_ in seeded(model, PROMPT, N)]
     assert decode(list(layers), kind) == plain

@@ -15,7 +15,6 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from conformance.drafters import Scripted
 from conformance.oracle.recorder import Step, Task, plain
 from conformance.oracle.replay import noise
 from conformance.oracle.whole import WHOLE
@@ -93,10 +92,6 @@ def seeded(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[Step]:
     """Plain decoding with the same seed as the drafted run."""
     mx.random.seed(7)
     return list(generate_step(mx.array(prompt), model, max_tokens=n, **kwargs))
-
-
-def scripted(prompt: list[int], steps: list[Step]) -> Scripted:
-    return Scripted(prompt + [token for token, _ in steps], VOCAB)
 
 
 def mutant(function: Callable[..., Any], right: str, wrong: str) -> Callable[..., Any]:
