@@ -32,7 +32,7 @@ def subject() -> Subject:
 
 @pytest.fixture
 def tables() -> Any:
-    """It needs pandas, which the default environments have not."""
+    """It needs pandas, which only the environment of the tests about the suite has."""
     from conformance.lab.bench import tables
 
     return tables
@@ -139,6 +139,7 @@ def test_a_run_ends_with_the_text(subject: Subject, monkeypatch: pytest.MonkeyPa
     assert run.tokens == [7]
 
 
+@pytest.mark.selftest
 def test_the_tables_of_known_results(tables: Any) -> None:
     runs = [{"device": "d", "model": "m", "versions": "mlx 1", "prompts": 1, "repetitions": 5, "tokens": 9}]
     some = [result(2.0), result(8.0, 0.5), result(2.0, workload="other"), result(None, None, workload="wrong")]
@@ -163,6 +164,7 @@ def test_the_documents_show_the_results(tables: Any) -> None:
     assert tables.filled(texts[0], found) != texts[0]
 
 
+@pytest.mark.selftest
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     from conformance.lab.bench import pictures
 
