@@ -18,32 +18,37 @@ adapters can fit a tree, for instance one of its new loop and one of its draft m
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
+from unittest.mock import patch
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_map
 
 from conformance import FIXTURE as PATH
-from conformance.adapters.looks import parses
 from conformance.oracle.findings import not_offered
 
 # The draft model for the commands.
 FIXTURE = str(PATH)
 # The adapters of this folder, in the order in which ``find`` tries them.
-SHIPPED = ("series", "caches", "backend", "streams", "stock")
-CONTRARY = "contrary"
+SHIPPED = ("series", "published", "stock")
 # The draft models that need not be right once.
-WRONG = (CONTRARY, "unrelated")
+WRONG = ("contrary", "unrelated")
 FUNCTIONS = ("decode", "stream", "snapshot", "restore", "can_trim", "trim")
 NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "MODELS", "fits"}
+# The options of generate_step that a drafted loop may take too.
+DECODING = {"max_tokens", "sampler", "logits_processors", "prompt_cache", "prefill_step_size"}
+DECODING |= {"kv_bits", "kv_group_size", "quantized_kv_start"}
 
 
 class Unusable(Exception):
@@ -80,13 +85,17 @@ _MADE: dict[tuple[int, Any], tuple[Any, Any]] = {}
 
 def similar(model: Any) -> Any:
     """A copy of a model with slightly different weights."""
-    made, key, weights = deepcopy(model), mx.random.key(1), []
-    for path, value in tree_flatten(made.parameters()):
-        if mx.issubdtype(value.dtype, mx.floating):
-            # A key of its own: it may be made inside a decode, which draws with a seed.
-            key, own = mx.random.split(key)
-            weights.append((path, value + 0.01 * mx.std(value) * mx.random.normal(value.shape, key=own)))
-    made.update(tree_unflatten(weights))
+    made, key = deepcopy(model), mx.random.key(1)
+
+    def changed(value: mx.array) -> mx.array:
+        nonlocal key
+        if not mx.issubdtype(value.dtype, mx.floating):
+            return value
+        # A key of its own: it may be made inside a decode, which draws with a seed.
+        key, own = mx.random.split(key)
+        return value + 0.01 * mx.std(value) * mx.random.normal(value.shape, key=own)
+
+    made.update(tree_map(changed, made.parameters()))
     mx.eval(made.parameters())
     return made
 
@@ -110,10 +119,10 @@ def unrelated(model: Any) -> Any:
     """A draft model of another architecture with its own text. It is hardly ever right."""
     from conformance.subjects.architectures import build
 
-    return build(OTHER.get(type(model).__module__.rpartition(".")[2], "qwen3_next"))
+    return build(OTHER.get(name_of(type(model)), "qwen3_next"))
 
 
-DRAFT_MODELS = {"similar": similar, CONTRARY: contrary, "unrelated": unrelated}
+DRAFT_MODELS = {"similar": similar, "contrary": contrary, "unrelated": unrelated}
 
 
 class Adapters:
@@ -123,35 +132,31 @@ class Adapters:
         self._all = list(modules)
         self.drafters: dict[str, ModuleType] = {}
         for one in self._all:
-            for name in getattr(one, "DRAFTERS", ()) if hasattr(one, "decode") else ():
+            for name in getattr(one, "DRAFTERS", ()):
                 self.drafters.setdefault(name, one)
-        self.request = self._merged("REQUEST")
-        self.models = self._merged("MODELS")
-
-    @property
-    def name(self) -> str:
-        return " and ".join(map(name_of, self._all))
+        self.request, self.models = self._merged("REQUEST"), self._merged("MODELS")
+        self.name = " and ".join(map(name_of, self._all))
+        # Whether all contracts hold for the tree, to the letter.
+        self.is_series = "series" in map(name_of, self._all)
 
     def __contains__(self, name: str) -> bool:
-        return any(name in offered(one) for one in self._all)
+        return any(hasattr(one, name) for one in self._all)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """One of the functions on caches."""
-        if name not in FUNCTIONS or name not in self:
+        found = (getattr(one, name) for one in self._all if name in FUNCTIONS and hasattr(one, name))
+        if (function := next(found, None)) is None:
             raise AttributeError(name)
-        return cast(Callable[..., Any], next(getattr(one, name) for one in self._all if hasattr(one, name)))
+        return cast(Callable[..., Any], function)
 
     def _merged(self, name: str) -> dict[str, Any]:
         return {key: value for one in reversed(self._all) for key, value in getattr(one, name, {}).items()}
 
-    @property
+    @cached_property
     def commands(self) -> dict[str, list[str]]:
         """The arguments that turn drafting on. A command whose parser lacks one of them is left out."""
-        return {
-            name: list(options)
-            for name, options in self._merged("COMMANDS").items()
-            if parses(name.split(",")[0], [option for option in options if option.startswith("--")])
-        }
+        found = self._merged("COMMANDS").items()
+        return {name: list(how) for name, how in found if _parses(name.split(",")[0], how)}
 
     def options(self, drafter: str) -> set[str]:
         return set(getattr(self.drafters[drafter], "OPTIONS", ()))
@@ -165,14 +170,33 @@ class Adapters:
             not_offered(f"the adapter {name_of(one)} has no stream")
         return one.stream(model, prompt, drafts, tokenizer, **options)
 
-    @property
-    def is_series(self) -> bool:
-        """Whether all contracts hold for the tree, to the letter."""
-        return "series" in map(name_of, self._all)
+
+def _parses(command: str, how: Sequence[str]) -> bool:
+    """Whether the parser of a command has all of these options."""
+    reading = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=SystemExit)
+    try:
+        with reading as parse_args, suppress(SystemExit):
+            importlib.import_module(f"mlx_lm.{command}").main()
+    except ImportError:
+        return False
+    has = parse_args.call_args.args[0]._option_string_actions
+    return all(option in has for option in how if option.startswith("--"))
 
 
-def name_of(module: ModuleType) -> str:
-    return module.__name__.rpartition(".")[2]
+def arguments_of(function: str) -> set[str]:
+    """The arguments of a function of mlx_lm.generate, so that an adapter claims only what is there.
+
+    One that takes others by ``**`` takes those of decoding.
+    """
+    # An import from the package would give the function generate.
+    found = getattr(importlib.import_module("mlx_lm.generate"), function, None)
+    named = inspect.signature(found).parameters if found is not None else {}
+    return set(named) | (DECODING if any(one.kind is one.VAR_KEYWORD for one in named.values()) else set())
+
+
+def name_of(module: Any) -> str:
+    """The last part of the name of a module, or of that of a class."""
+    return str(getattr(module, "__module__", module.__name__)).rpartition(".")[2]
 
 
 def offered(module: ModuleType) -> set[str]:
@@ -185,12 +209,12 @@ def load(name: str) -> ModuleType:
     Raises:
         Unusable: if there is none, if it needs a name that the tree does not have, or if it is wrong itself.
     """
+    path = Path(name)
+    if name not in SHIPPED and not path.is_file():
+        raise Unusable(f"{name} is no file and no adapter of the suite: {', '.join(SHIPPED)}.")
     try:
         if name in SHIPPED:
             return importlib.import_module(f"{__name__}.{name}")
-        path = Path(name)
-        if not path.is_file():
-            raise Unusable(f"{name} is no file and no adapter of the suite: {', '.join(SHIPPED)}.")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
@@ -211,9 +235,8 @@ def find() -> Adapters:
     found = []
     for name in SHIPPED:
         # One that needs a name which the tree lacks does not fit.
-        with suppress(Unusable, ImportError):
-            module = load(name)
-            if module.fits():
+        with suppress(Unusable):
+            if (module := load(name)).fits():
                 found.append(module)
     if not found:
         raise Unusable(f"none of the adapters fits: {', '.join(SHIPPED)}.")

@@ -7,16 +7,18 @@ from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import can_trim_prompt_cache as can_trim
+from mlx_lm.models.cache import restore_prompt_cache as restore
+from mlx_lm.models.cache import snapshot_prompt_cache as snapshot
+from mlx_lm.models.cache import trim_prompt_cache as trim
 
-from conformance.adapters import FIXTURE, Drafts
-from conformance.adapters.caches import can_trim, restore, snapshot, trim
-from conformance.adapters.looks import options_of
+from conformance.adapters import DECODING, FIXTURE, Drafts, arguments_of
 from conformance.drafters import VOCAB, AtDepth, Scripted
 from conformance.oracle.whole import WHOLE
 
 __all__ = ["can_trim", "restore", "snapshot", "trim"]
 
-OPTIONS = options_of("speculative_generate_step")
+OPTIONS = DECODING & arguments_of("speculative_generate_step")
 _LOOKUP = ["--draft-type", "auto", "--disable-adaptive-gate"]
 COMMANDS = {
     "generate": _LOOKUP,

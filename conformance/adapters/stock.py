@@ -4,65 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 from mlx_lm.models.cache import trim_prompt_cache as trim
 
-from conformance.adapters import FIXTURE, Drafts
-from conformance.adapters.looks import options_of, takes
+from conformance.adapters import DECODING, FIXTURE, Drafts, arguments_of
 
-__all__ = ["trim"]
+__all__ = ["restore", "snapshot", "trim"]
 
+_TAKEN = arguments_of("speculative_generate_step")
 DRAFTERS = ("similar", "contrary", "unrelated")
-OPTIONS = options_of("speculative_generate_step")
+OPTIONS = DECODING & _TAKEN
 COMMANDS = {name: ["--draft-model", FIXTURE] for name in ("generate", "server")}
 
 
 def fits() -> bool:
-    return takes("speculative_generate_step", "draft_model")
-
-
-def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, **options: Any) -> Iterator[Any]:
-    from mlx_lm.generate import speculative_generate_step
-
-    both = _both(model, drafts, prompt_cache, options)
-    steps = speculative_generate_step(mx.array(prompt), model, options.pop("draft_model"), **options)
-    try:
-        yield from steps
-    finally:
-        steps.close()
-        _split(both, prompt_cache, drafts)
-
-
-def stream(
-    model: Any, prompt: list[int], drafts: Drafts, tokenizer: Any, *, prompt_cache: Any, **options: Any
-) -> Iterator[Any]:
-    from mlx_lm.generate import stream_generate
-
-    both = _both(model, drafts, prompt_cache, options)
-    responses = stream_generate(model, tokenizer, mx.array(prompt), **options)
-    try:
-        for response in responses:
-            _split(both, prompt_cache, drafts)
-            yield response
-    finally:
-        responses.close()
-        _split(both, prompt_cache, drafts)
-
-
-def _both(model: Any, drafts: Drafts, prompt_cache: list[Any], options: dict[str, Any]) -> list[Any]:
-    """The caches of both models, which the release takes in one list, and the options for a draft model."""
-    draft_model = drafts.draft_model(model)
-    both = [*prompt_cache, *(drafts.left or make_prompt_cache(draft_model))]
-    options |= {"draft_model": draft_model, "num_draft_tokens": 3, "prompt_cache": both}
-    return both
-
-
-def _split(both: list[Any], prompt_cache: list[Any], drafts: Drafts) -> None:
-    n = len(prompt_cache)
-    prompt_cache[:], drafts.left = both[:n], both[n:]
+    return "draft_model" in _TAKEN
 
 
 def snapshot(caches: list[Any]) -> Any:
@@ -75,3 +35,43 @@ def restore(caches: list[Any], snapshot: Any) -> None:
 
 def can_trim(caches: list[Any], n: int) -> bool:
     return bool(can_trim_prompt_cache(caches))
+
+
+# What an experiment, or the series from its first stages on, has itself.
+with suppress(ImportError):
+    from mlx_lm.models.cache import restore_prompt_cache as restore  # type: ignore[no-redef]
+    from mlx_lm.models.cache import snapshot_prompt_cache as snapshot  # type: ignore[no-redef]
+
+
+def _decoded(steps: Any, model: Any, drafts: Drafts, prompt_cache: list[Any], options: dict[str, Any]) -> Iterator[Any]:
+    """Decode with the caches of both models in one list, as the release takes them, and give each its own back."""
+    n, draft_model = len(prompt_cache), drafts.draft_model(model)
+    both = [*prompt_cache, *(drafts.left or make_prompt_cache(draft_model))]
+    made = steps(draft_model=draft_model, num_draft_tokens=3, prompt_cache=both, **options)
+    try:
+        for step in made:
+            prompt_cache[:], drafts.left = both[:n], both[n:]
+            yield step
+    finally:
+        made.close()
+        prompt_cache[:], drafts.left = both[:n], both[n:]
+
+
+def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, **options: Any) -> Iterator[Any]:
+    from mlx_lm.generate import speculative_generate_step
+
+    def steps(**how: Any) -> Any:
+        return speculative_generate_step(mx.array(prompt), model, **how)
+
+    yield from _decoded(steps, model, drafts, prompt_cache, options)
+
+
+def stream(
+    model: Any, prompt: list[int], drafts: Drafts, tokenizer: Any, *, prompt_cache: Any, **options: Any
+) -> Iterator[Any]:
+    from mlx_lm.generate import stream_generate
+
+    def steps(**how: Any) -> Any:
+        return stream_generate(model, tokenizer, mx.array(prompt), **how)
+
+    yield from _decoded(steps, model, drafts, prompt_cache, options)
