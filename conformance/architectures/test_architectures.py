@@ -19,12 +19,11 @@ from mlx_lm.models.base import SHORT_BLOCK
 from mlx_lm.models.cache import can_trim_prompt_cache, snapshot_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from conformance.doors.batch import FREE
 from conformance.drafters import Scripted
 from conformance.oracle.findings import broken
 from conformance.oracle.recorder import Recording, Task, gap, plain
 from conformance.oracle.replay import DRAFT, noises, scripted
-from conformance.oracle.rows import Near, Plain, Row, Rows, prompt_of
+from conformance.oracle.rows import FREE, Near, Plain, Row, Rows, prompt_of
 from conformance.subjects.architectures import (
     CONFIGS,
     RESTORED,
@@ -117,10 +116,10 @@ def check_rows(name: str, batch: str, dtype: mx.Dtype = mx.float32) -> None:
 
     def decode(drafted: bool, near: Near, **options: Any) -> list[Row]:
         served = Rows(alone, near, **options)
-        asked = [alone.ask(prompt_of(length), n, share if drafted else None) for length, share, n in rows]
-        found = [served.insert(*one) for one in asked[:-1]]
-        served.step(3 * len(found))
-        found.append(served.insert(*asked[-1]))
+        found = [alone.ask(prompt_of(length), n, share if drafted else None) for length, share, n in rows]
+        served.insert(*found[:-1])
+        served.step(3 * len(found[:-1]))
+        served.insert(found[-1])
         served.finish()
         return found
 
@@ -143,7 +142,7 @@ def check_rows(name: str, batch: str, dtype: mx.Dtype = mx.float32) -> None:
 
 def check_statistics(row: Row, share: float | None, n: int) -> None:
     """They match the script of a row, with one forward pass for each block."""
-    stats, n_right = row.request.stats, sum(row.drafted)
+    stats, n_right = row.stats, sum(row.drafted)
     if share is None:
         assert n_right == 0
         return

@@ -1,1 +1,1 @@
-"""How a test reaches the product: a batch, a server, a command, ranks."""
+"""How a test reaches the product: a server, a command, ranks."""

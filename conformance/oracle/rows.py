@@ -6,71 +6,156 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NoReturn
+from itertools import count
+from typing import Any, NamedTuple, NoReturn
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
+from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.doors.batch import CLOSE, VOCAB, Alone, Drawing, Request, Watching, alone, insert
-from conformance.drafters import Partly
+from conformance.drafters import VOCAB, Partly
 from conformance.oracle.findings import broken
 from conformance.oracle.recorder import gap, next_turn
+
+# A release has no costs, and batches without drafts are asked of any tree.
+try:
+    from mlx_lm.draft.costs import BlockCosts
+except ImportError:
+    FREE: Any = None
+else:
+    # The costs of blocks in a batch that also has rows without drafts: zero, so that all drafts are fed.
+    FREE = BlockCosts((1, 1024), (1.0, 1.0))
+
+DRAFT = 5
+# The noise of a forward pass may swap two candidates that are closer than this.
+NEAR_TIE = 1e-3
+# Log probabilities are closer than that. Noise is far below, a fault far above.
+CLOSE = 6e-4
 
 
 def prompt_of(length: int) -> list[int]:
     return [(7 * i + 3 * length) % VOCAB for i in range(length)]
 
 
-class Plain:
-    """What plain decoding of a model gives. Each answer is decoded once."""
+class Drawing:
+    """A sampler with its own random key. An extra call or a wrong order changes all later draws."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.answer, self.turn = cache(self._answer), cache(self._turn)
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.key = mx.random.key(5)
+        # The lead of each token over the second-best one.
+        self.margins: list[float] = []
 
-    def _answer(self, prompt: tuple[int, ...], n: int, temperature: float = 0, processed: bool = False) -> Alone:
-        return alone(self.model, prompt, n, temperature, [Watching()] if processed else [])
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        self.key, key = mx.random.split(self.key)
+        scores = logprobs + self.temperature * mx.random.gumbel(logprobs.shape, key=key)
+        best = mx.sort(scores, axis=-1)[0, -2:]
+        self.margins.append((best[1] - best[0]).item())
+        return mx.argmax(scores, axis=-1)
 
-    def _turn(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[mx.array]:
-        """The next turn on a cache that holds this prompt and answer."""
-        layers = make_prompt_cache(self.model)
-        for block in filter(None, (prompt[:-1], *((token,) for token in (*prompt[-1:], *tokens)))):
-            self.model(mx.array([block]), cache=layers)
-        return next_turn(self.model, layers)
 
-    def ask(
-        self, prompt: Sequence[int], n: int, share: float | None = None, temperature: float = 0, processed: bool = False
-    ) -> tuple[Request, Alone]:
-        """A request for n tokens, and its answer alone. A share of each draft is right; None means no drafts."""
-        right = self.answer(tuple(prompt), n, temperature, processed)
-        script = None if share is None else Partly([*prompt, *right.tokens], share)
-        sampler, processors = Drawing(temperature) if temperature else None, [Watching()] if processed else []
-        return Request(prompt, n, script, sampler, processors), right
+class Watching:
+    """A logits processor that records the tokens it sees, and raises the logit of another token at each call."""
+
+    def __init__(self) -> None:
+        self.histories: list[list[int]] = []
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        self.histories.append(tokens.tolist())
+        return logits.at[:, 11 * len(self.histories) % VOCAB].add(2.0)
+
+
+class Broken(Exception):
+    """The error that a part of a row raises."""
+
+
+def breaking(function: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """Wrap a function so that it raises at call number ``at``, counted from 0."""
+    calls = count()
+
+    def called(*args: Any) -> Any:
+        if next(calls) == at:
+            raise Broken(f"call {at}")
+        return function(*args)
+
+    return called
+
+
+class Alone(NamedTuple):
+    """The answer of plain decoding to a prompt."""
+
+    tokens: list[int]
+    rows: list[mx.array]
+    # The number of tokens before the first near tie. Any way to compute them gives the same.
+    sure: int
 
 
 @dataclass
 class Row:
-    """A request that a batch serves, and what came of it."""
+    """A request to a batch, its answer alone, which may be longer, and what the batch gives it."""
 
-    about: str
-    request: Request
+    prompt: Sequence[int]
+    max_tokens: int
     right: Alone
+    strategy: Any = None
+    sampler: Any = None
+    processors: Sequence[Any] = ()
+    # The stop sequence.
+    stop: Sequence[int] = ()
+    # A cache to start from, and the tokens that it holds.
+    cache: list[Any] | None = None
+    held: Sequence[int] = ()
+    num_draft_tokens: int = DRAFT
+    costs: Any = None
     # Whether a part of it raises.
     may_fail: bool = False
+    # What drafting did, once it is inserted.
+    stats: Any = None
+    about: str = ""
     tokens: list[int] = field(default_factory=list)
     rows: list[mx.array] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     # The last response.
     last: Any = None
 
-    @property
-    def prompt(self) -> list[int]:
-        return [*self.request.held, *self.request.prompt]
+    def options(self) -> dict[str, Any]:
+        """What a batch is told of it. A tree need not know what it does not ask for."""
+        options: dict[str, Any] = {}
+        if self.cache is not None:
+            options |= {"caches": self.cache, "all_tokens": list(self.held)}
+        if self.sampler is not None:
+            options["samplers"] = self.sampler
+        if self.processors:
+            options["logits_processors"] = list(self.processors)
+        if self.stop:
+            from mlx_lm.generate import StopSequences
+
+            options["stop_sequences"] = StopSequences([self.stop])
+        if self.strategy is not None:
+            from mlx_lm.draft import DraftStats, Planner
+
+            self.stats = DraftStats()
+            options["planners"] = Planner(self.strategy, self.num_draft_tokens, self.stats, self.costs)
+        return {name: [value] for name, value in options.items()}
+
+    def break_part(self, part: str, at: int) -> None:
+        """Let its sampler, its processor or a method of its strategy raise at a call, or give what cannot be used."""
+        self.may_fail = True
+        if part == "sampler":
+            self.sampler = breaking(self.sampler or Drawing(0), at)
+        elif part == "processor":
+            self.processors = [*self.processors, breaking(lambda _, logits: logits, at)]
+        elif part == "shape":
+            self.processors = [lambda _, logits: logits[:, 1:]]
+        elif part == "token":
+            # The pass that takes it is under way before it is known, and must not read beside the weights.
+            self.sampler = lambda _: mx.array([(-1, 1 << 20, 1 << 40, 2.0)[at % 4]])
+        else:
+            setattr(self.strategy, part, breaking(getattr(self.strategy, part), at))
 
     def answer(self) -> tuple[list[int], str]:
         """The part of the answer that has to be returned, and the finish reason."""
-        right, stop = self.right.tokens[: self.request.max_tokens], list(self.request.stop)
+        right, stop = self.right.tokens[: self.max_tokens], list(self.stop)
         for n in range(len(stop), len(right) + 1):
             if stop and right[n - len(stop) : n] == stop:
                 return right[:n], "stop"
@@ -89,48 +174,74 @@ class Row:
     def broken(self, what: str) -> NoReturn:
         broken(f"{self.about}: {what}")
 
-    def check_text(self) -> None:
-        """The tokens that were returned so far are those of the answer."""
-        right, _ = self.answer()
+    def check(self) -> None:
+        """Its tokens are those of the answer, as far as it came, and so is what its parts were shown."""
+        right, reason = self.answer()
         for i, token in enumerate(self.tokens):
             if right[i : i + 1] != [token]:
                 self.broken(f"token {i} is {token} instead of {right[i] if i < len(right) else 'an end'}")
-        if True in self.drafted and self.request.strategy is None:
+        if True in self.drafted and self.strategy is None:
             self.broken("it has no drafts, and a token is said to be from one")
-
-    def check_end(self) -> None:
-        right, reason = self.answer()
-        if self.last.finish_reason == "error":
-            if not self.may_fail:
-                self.broken(f"it ends with {self.last.error!r}")
-            return
-        if (n := len(self.tokens)) < len(right) or self.last.finish_reason != reason:
-            self.broken(f"it ends with {self.last.finish_reason!r} after {n} tokens, not {reason!r} after {len(right)}")
-        if self.last.all_tokens != self.prompt + right:
-            self.broken(f"its cache is said to hold {self.last.all_tokens} instead of {self.prompt + right}")
-        stats = self.request.stats
-        if stats is not None and not self.may_fail and stats.accepted != sum(self.drafted):
-            self.broken(f"{stats.accepted} tokens are counted as accepted, {sum(self.drafted)} were")
+        if self.last is not None and self.last.finish_reason != "error":
+            n, text = len(self.tokens), [*self.held, *self.prompt, *right]
+            if n < len(right) or self.last.finish_reason != reason:
+                found = self.last.finish_reason
+                self.broken(f"it ends with {found!r} after {n} tokens, not {reason!r} after {len(right)}")
+            if self.last.all_tokens != text:
+                self.broken(f"its cache is said to hold {self.last.all_tokens} instead of {text}")
+        elif self.last is not None and not self.may_fail:
+            self.broken(f"it ends with {self.last.error!r}")
+        # After a sampler raised, any token may take the place of the one it did not draw.
+        if not self.may_fail:
+            self.check_what_was_shown()
 
     def check_what_was_shown(self) -> None:
         """A strategy observed the tokens of the row, and a processor one more with each call."""
-        if self.may_fail:
-            # After a sampler raised, any token may take the place of the one it did not draw.
-            return
-        text = self.prompt + self.right.tokens
-        seen = getattr(self.request.strategy, "seen", [])
+        start, text = len(self.held) + len(self.prompt), [*self.held, *self.prompt, *self.right.tokens]
+        seen = getattr(self.strategy, "seen", [])
         if seen != text[: len(seen)]:
             self.broken(f"its strategy observed {seen} instead of {text[: len(seen)]}")
-        for processor in self.request.processors:
+        for processor in self.processors:
             for i, history in enumerate(getattr(processor, "histories", [])):
-                if history != (right := text[: len(self.prompt) + i]):
-                    self.broken(f"call {i} of its processor saw {history} instead of {right}")
+                if history != text[: start + i]:
+                    self.broken(f"call {i} of its processor saw {history} instead of {text[: start + i]}")
+        if self.last is not None and self.stats is not None and self.stats.accepted != sum(self.drafted):
+            self.broken(f"{self.stats.accepted} tokens are counted as accepted, {sum(self.drafted)} were")
+
+
+class Plain:
+    """What plain decoding of a model gives. Each answer is decoded once."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.answer = model, cache(self._answer)
+
+    def _answer(self, prompt: tuple[int, ...], n: int, temperature: float = 0, processor: Any = None) -> Alone:
+        drawing = Drawing(temperature)
+        options = {"max_tokens": n, "sampler": drawing, "logits_processors": [processor()] if processor else None}
+        tokens, rows = zip(*generate_step(mx.array(prompt), self.model, **options), strict=True)
+        ties = (i for i, margin in enumerate(drawing.margins[:n]) if margin < NEAR_TIE)
+        return Alone(list(tokens), list(rows), next(ties, n))
+
+    def ask(
+        self,
+        prompt: Sequence[int],
+        n: int,
+        share: float | None = None,
+        temperature: float = 0,
+        processor: Callable[[], Any] | None = None,
+        held: Sequence[int] = (),
+        **more: Any,
+    ) -> Row:
+        """A row of n tokens. A share of each draft is right; None means no drafts."""
+        text = [*held, *prompt]
+        right = self.answer(tuple(text), n, temperature, processor)
+        script = None if share is None else Partly([*text, *right.tokens], share)
+        sampler, processors = Drawing(temperature) if temperature else None, [processor()] if processor else []
+        return Row(prompt, n, right, script, sampler, processors, held=held, **more)
 
 
 # Whether a distance of log probabilities is noise. Those of a next turn have a scale of 16, others one of 1.
 Near = Callable[[Row, float, int], bool]
-# A cache, and the tokens that it holds.
-Held = tuple[list[Any], list[int]]
 
 
 def close(_: Row, distance: float, scale: int) -> bool:
@@ -146,13 +257,13 @@ class Rows:
         self.running: dict[int, Row] = {}
         self.n_rows = 0
 
-    def insert(self, request: Request, right: Alone, may_fail: bool = False) -> Row:
-        drafted = "no drafts" if request.strategy is None else f"drafts of {request.num_draft_tokens}"
-        about = f"row {self.n_rows}, with a prompt of {len(request.prompt)} tokens and {drafted}"
-        row = Row(about, request, right, may_fail)
-        self.running[insert(self.generator, request)] = row
-        self.n_rows += 1
-        return row
+    def insert(self, *rows: Row) -> None:
+        for row in rows:
+            (uid,) = self.generator.insert([list(row.prompt)], [row.max_tokens], **row.options())
+            drafts = "no drafts" if row.strategy is None else f"drafts of {row.num_draft_tokens}"
+            row.about = f"row {self.n_rows}, with a prompt of {len(row.prompt)} tokens and {drafts}"
+            self.running[uid] = row
+            self.n_rows += 1
 
     def step(self, n: int = 1) -> list[Row]:
         """Returns the rows that came to their end."""
@@ -160,68 +271,50 @@ class Rows:
         for response in (one for _ in range(n) for one in self.generator.next()[1]):
             row = self.running[response.uid]
             row.take(response)
-            if response.finish_reason is None:
-                row.check_text()
+            row.check()
+            if row.last is None:
                 continue
             del self.running[response.uid]
-            self.check(row)
+            self.check_log_probabilities(row)
             if response.finish_reason != "error":
+                self.check_cache(row, row.last.prompt_cache, [*row.held, *row.prompt], row.tokens)
                 ended.append(row)
         return ended
 
-    def check(self, row: Row) -> None:
-        row.check_text()
-        if row.last is not None:
-            row.check_end()
-        row.check_what_was_shown()
+    def check_log_probabilities(self, row: Row) -> None:
         if row.rows and not self.near(row, off := gap(row.rows, row.right.rows[: len(row.rows)]), 1):
             row.broken(f"the log probabilities are off by {off:.2g}")
-        if row.last is not None and row.last.finish_reason != "error":
-            self.check_cache(row, row.last.prompt_cache, row.prompt, row.tokens)
 
     def check_cache(self, row: Row, layers: list[Any], prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """A cache behaves as if it was fed these tokens alone."""
-        right = self.plain.turn(tuple(prompt), tuple(tokens))
-        if not self.near(row, off := gap(next_turn(self.plain.model, deepcopy(layers)), right), 16):
+        model = self.plain.model
+        alone = make_prompt_cache(model)
+        for block in filter(None, (prompt[:-1], prompt[-1:], *([token] for token in tokens))):
+            model(mx.array([block]), cache=alone)
+        if not self.near(row, off := gap(next_turn(model, deepcopy(layers)), next_turn(model, alone)), 16):
             row.broken(f"the next turn on its cache is off by {off:.2g}")
 
-    def check_held(self, row: Row, layers: list[Any], tokens: Sequence[int]) -> Held:
-        """A cache of a row that runs holds the prompt, or a part of it, and the tokens that were returned."""
-        self.check(row)
-        given = row.prompt + row.tokens
+    def look(self, uid: int, how: str) -> list[tuple[list[Any], list[int]]]:
+        """The cache of a row that goes on or is cancelled, and the tokens that it holds; or drop the row."""
+        row = self.running[uid]
+        if how == "extract":
+            found = self.generator.extract_cache([uid])
+        else:
+            found = self.generator.remove([uid], return_prompt_caches=how == "cancel")
+            del self.running[uid]
+        self.check_log_probabilities(row)
+        if how == "drop":
+            return []
+        (layers, tokens), given = found[uid], [*row.held, *row.prompt, *row.tokens]
+        # While the prompt is read, it is a part of that.
         if list(tokens) != (given if row.tokens else given[: len(tokens)]):
             row.broken(f"its cache is said to hold {list(tokens)} instead of {given}")
         self.check_cache(row, layers, tokens, ())
-        return layers, list(tokens)
-
-    def extract(self, uid: int) -> Held:
-        return self.check_held(self.running[uid], *self.generator.extract_cache([uid])[uid])
-
-    def cancel(self, uid: int) -> Held:
-        removed = self.generator.remove([uid], return_prompt_caches=True)
-        return self.check_held(self.running.pop(uid), *removed[uid])
-
-    def drop(self, uid: int) -> None:
-        self.generator.remove([uid])
-        self.check(self.running.pop(uid))
+        return [(layers, list(tokens))]
 
     def finish(self) -> None:
         """Every row ends, in at most as many steps as all have tokens."""
-        self.step(sum(len(row.request.prompt) + row.request.max_tokens for row in self.running.values()) + 1)
+        self.step(sum(len(row.prompt) + row.max_tokens for row in self.running.values()) + 1)
         for row in self.running.values():
             row.broken("it does not end")
         assert self.generator.next() == ([], []), "there are responses without a request"
-
-
-def serve(
-    plain: Plain,
-    requests: Sequence[tuple[Request, Alone]],
-    near: Near = close,
-    may_fail: Sequence[int] = (),
-    **options: Any,
-) -> list[Row]:
-    """Serve requests that come at the same time. Those of these numbers may fail."""
-    batch = Rows(plain, near, **options)
-    found = [batch.insert(*one, i in may_fail) for i, one in enumerate(requests)]
-    batch.finish()
-    return found

@@ -7,25 +7,23 @@ temperature and top-p. If every draw has that distribution, the places are indep
 from __future__ import annotations
 
 import math
-import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
 
-from conformance.doors.batch import FREE, Request, insert
 from conformance.oracle.findings import broken
-from conformance.oracle.rows import prompt_of
+from conformance.oracle.rows import FREE, prompt_of
 from conformance.subjects.decoded import FAMILIES, FOLLOWER, model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 MODEL, PROMPT = model_of(FAMILIES[0]), prompt_of(9)
 TEMPERATURE, TOP_P = 2.0, 0.99
-DRAWS, ROWS, BINS = 480, 16, 8
+DRAWS, ROWS, BINS = 960, 16, 8
 # How often a tree that is right fails one of these tests.
 FALSE_ALARM = 1e-6
 # Each token, and whether it was drafted.
@@ -58,46 +56,35 @@ def alone(drafted: bool, sampler: Callable[..., Any]) -> list[Text]:
 
 def batch(drafted: bool, sampler: Callable[..., Any]) -> list[Text]:
     # A release batches no drafts.
-    options = {"draft_costs": FREE} if drafted else {}
-    generator, texts = BatchGenerator(MODEL, **options), dict[int, Text]()
-    for _ in range(ROWS):
-        strategy = Followers() if drafted else None
-        texts[insert(generator, Request(PROMPT, DRAWS // ROWS, strategy, sampler, num_draft_tokens=3))] = []
+    generator, options = BatchGenerator(MODEL, **({"draft_costs": FREE} if drafted else {})), dict[str, Any]()
+    if drafted:
+        from mlx_lm.draft import DraftStats, Planner
+
+        options["planners"] = [Planner(Followers(), 3, DraftStats()) for _ in range(ROWS)]
+    uids = generator.insert([PROMPT] * ROWS, [DRAWS // ROWS] * ROWS, samplers=[sampler] * ROWS, **options)
+    texts: dict[int, Text] = {uid: [] for uid in uids}
     while responses := generator.next_generated():
         for response in responses:
             texts[response.uid].append((response.token, getattr(response, "from_draft", False)))
     return list(texts.values())
 
 
-def chances_of(logits: Sequence[float]) -> list[tuple[int, float]]:
-    """Each token that may be drawn and its probability, the likeliest first: top-p, and the temperature after it."""
-    most = max(logits)
-    order = sorted(range(len(logits)), key=lambda token: -logits[token])
-    weights = [math.exp(logits[token] - most) for token in order]
-    kept = [i for i in range(len(order)) if sum(weights[:i]) < TOP_P * sum(weights)]
-    heated = [weights[i] ** (1 / TEMPERATURE) for i in kept]
-    return [(order[i], heat / sum(heated)) for i, heat in zip(kept, heated, strict=True)]
-
-
-def places(text: Text) -> list[float]:
+def places(text: Text) -> Any:
     """Where each draw falls: between the sum of what is likelier and that sum with its own probability."""
     tokens = [token for token, _ in text]
-    rows: Any = MODEL(mx.array([PROMPT + tokens]))[0, len(PROMPT) - 1 : -1].tolist()
-    found = []
-    for token, logits in zip(tokens, rows, strict=True):
-        below, chance = 0.0, 0.0
-        for other, chance in chances_of(logits):
-            if other == token:
-                break
-            below += chance
-        else:
-            # What top-p leaves out has no place; a right sampler draws it only if rounding moves an end.
-            below, chance = 1.0, 0.0
-        found.append(min(below + random.random() * chance, 1 - 1e-9))
-    return found
+    logits = np.array(MODEL(mx.array([PROMPT + tokens]))[0, len(PROMPT) - 1 : -1], dtype=np.float64)
+    order = np.argsort(-logits, axis=-1)
+    chances = np.exp(np.take_along_axis(logits, order, -1) - logits.max(-1, keepdims=True))
+    # Top-p, and the temperature after it.
+    below = (chances.cumsum(-1) - chances) / chances.sum(-1, keepdims=True)
+    heated = np.where(below < TOP_P, chances ** (1 / TEMPERATURE), 0)
+    heated /= heated.sum(-1, keepdims=True)
+    is_drawn = order == np.array(tokens)[:, None]
+    # What top-p leaves out has no width; a right sampler draws it only if rounding moves an end.
+    return np.minimum((heated.cumsum(-1) - heated * np.random.random((len(tokens), 1)))[is_drawn], 1 - 1e-9)
 
 
-def chance_of(counts: Sequence[int]) -> float:
+def chance_of(counts: Any) -> float:
     """At most how likely so uneven counts are, or more uneven ones, for any number of draws.
 
     R. Agrawal, "Finite-sample concentration of the multinomial in relative entropy", IEEE Trans. Inf. Theory, 2020.
@@ -112,8 +99,7 @@ def chance_of(counts: Sequence[int]) -> float:
 @pytest.mark.parametrize("decode", [alone, batch])
 def test_draws_have_their_distribution(decode: Callable[..., list[Text]], drafted: bool) -> None:
     texts = decode(drafted, make_sampler(TEMPERATURE, TOP_P))
-    counts = Counter(int(BINS * place) for text in texts for place in places(text))
-    found = [counts[i] for i in range(BINS)]
+    found = np.bincount([int(BINS * place) for text in texts for place in places(text)], minlength=BINS).tolist()
     # Four tests share the false alarms.
     if (chance := chance_of(found)) < FALSE_ALARM / 4:
         broken(

@@ -6,131 +6,32 @@ CONFORMANCE_PROFILE=full runs 2000 random programs on each.
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import cache
-from itertools import product
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from mlx_lm.draft import batch_planner
+from mlx_lm.generate import BatchGenerator, generation_stream
+from mlx_lm.sample_utils import greedy_sampler
 
-from conformance.doors.batch import DRAFT, FREE, Alone, Broken, Request, break_part
-from conformance.oracle.rows import Plain, Rows, prompt_of, serve
+from conformance.drafters import VOCAB
+from conformance.oracle.findings import broken
+from conformance.oracle.rows import DRAFT, FREE, Broken, Plain, Row, Rows, Watching, prompt_of
 from conformance.subjects.families import model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "recurrent_gemma", "deepseek_v32"]
-PARTS = ["sampler", "processor", "propose", "observe", "accept"]
-Asked = tuple[Request, Alone]
-
-
-@cache
-def plain(family: str) -> Plain:
-    return Plain(model_of(family).model)
-
-
-def ask(family: str, length: int, n: int, *how: Any, **more: Any) -> Asked:
-    """A request, and its answer alone, which may be longer."""
-    request, right = plain(family).ask(prompt_of(length), max(n, 30), *how)
-    for name, value in ({"max_tokens": n} | more).items():
-        setattr(request, name, value)
-    return request, right
-
-
-def others(family: str) -> list[Asked]:
-    """A row that accepts half of its drafts, one that accepts nothing, and a sampled one without drafts."""
-    return [ask(family, 21, 20, 0.5), ask(family, 6, 20, 0.0), ask(family, 9, 20, None, 1.0)]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_end_inside_a_block(family: str) -> None:
-    """Rows that end at every place of the first blocks, by a limit or a stop sequence."""
-    requests = []
-    for n in range(1, 2 * DRAFT):
-        limited, right = ask(family, 3 + n, n, 1.0)
-        stopped, _ = ask(family, 3 + n, 30, 1.0, stop=right.tokens[max(n - 2, 0) : n])
-        requests += [(limited, right), (stopped, right)]
-    serve(plain(family), requests, draft_costs=FREE)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_cancelled_row(family: str) -> None:
-    """A row is cancelled after each of the first steps, and another is looked at, mostly with a block under way."""
-    for n_steps in range(1, 6):
-        batch = Rows(plain(family), draft_costs=FREE)
-        for request, right in others(family):
-            batch.insert(request, right)
-        batch.step(n_steps)
-        batch.drop(max(batch.running))
-        batch.step()
-        batch.extract(min(batch.running))
-        batch.finish()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_draws_are_alone(family: str) -> None:
-    """Each sampler and logits processor runs once for each token, in order, and sees only its row."""
-    kinds = product((None, 0.0, 0.5, 1.0), (0.0, 1.0), (False, True))
-    requests = [ask(family, 1 + i, 12, *kind) for i, kind in enumerate(kinds)]
-    serve(plain(family), requests, draft_costs=FREE)
-    for request, _ in requests:
-        for processor in request.processors:
-            assert len(processor.histories) >= 12, "a processor was not called for every token"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_longest_blocks(family: str) -> None:
-    """Drafts of a hundred tokens: one fully right, one fully wrong."""
-    long = [ask(family, 5, n, share, num_draft_tokens=100) for n, share in ((100, 1.0), (6, 0.0))]
-    for row in serve(plain(family), long):
-        assert row.request.stats.reason is None
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_cache_that_cannot_be_trimmed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting stops with a reason, and the drafted block leaves no trace."""
-    monkeypatch.setattr(batch_planner, "can_trim_prompt_cache", lambda *_: False)
-    for row in serve(plain(family), others(family), draft_costs=FREE):
-        assert True not in row.drafted
-        assert row.request.stats is None or row.request.stats.reason == "the cache cannot be trimmed by row"
-
-
-@pytest.mark.parametrize(("n_broken", "at"), [(1, 0), (1, 1), (1, 4), (3, 2)])
-@pytest.mark.parametrize("part", PARTS)
-def test_a_failure_is_alone(part: str, at: int, n_broken: int) -> None:
-    """A row whose sampler, processor or strategy raises ends with that error. The others, or the next, go on."""
-    batch = Rows(plain("llama"), draft_costs=FREE, rows_fail_alone=True)
-    broken = [ask("llama", 4, 40, 1.0) for _ in range(n_broken)]
-    for request, _ in broken:
-        break_part(request, part, at)
-    rows = [batch.insert(*one, may_fail=True) for one in broken]
-    for one in others("llama") if n_broken == 1 else []:
-        batch.insert(*one)
-    batch.finish()
-    for row in rows:
-        assert row.last.finish_reason == "error", f"{row.about}: its {part} raised, and it went on"
-        assert Broken in (type(row.last.error), type(row.last.error.__cause__))
-        assert part not in ("sampler", "processor") or len(row.tokens) <= at
-    for one in others("llama"):
-        batch.insert(*one)
-    batch.finish()
-
-
-@pytest.mark.parametrize("part", ["sampler", "processor"])
-def test_a_failure_behind_the_last_token(part: str) -> None:
-    """The pass that feeds the last token draws one more token, which is not used."""
-    late = ask("llama", 4, 3)
-    break_part(late[0], part, 3)
-    serve(plain("llama"), [late, others("llama")[0]], draft_costs=FREE, rows_fail_alone=True)
-
-
+OF_A_STRATEGY = ["propose", "observe", "accept"]
+PARTS = ["sampler", "processor", "shape", "token", *OF_A_STRATEGY]
 FULL = os.environ.get("CONFORMANCE_PROFILE") == "full"
 # Shrinking a failing program of a whole model takes minutes, so only the full profile does it.
 PROGRAMS = settings(
-    max_examples=2000 if FULL else 8,
+    max_examples=2000 if FULL else 12,
     derandomize=not FULL,
     phases=list(Phase) if FULL else [Phase.generate],
     stateful_step_count=25,
@@ -143,6 +44,32 @@ LONGEST = 14
 PROMPTS = st.sampled_from([prompt_of(n) for n in (1, 2, 6, 21)])
 
 
+@cache
+def plain(family: str) -> Plain:
+    return Plain(model_of(family).model)
+
+
+def others(family: str) -> list[Row]:
+    """A row that accepts half of its drafts, one that accepts nothing, and a sampled one without drafts."""
+    ask = plain(family).ask
+    return [ask(prompt_of(21), 20, 0.5), ask(prompt_of(6), 20, 0.0), ask(prompt_of(9), 20, None, 1.0, Watching)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_blocks(family: str) -> None:
+    """At each place of them a row reaches its limit, one a stop sequence, one is dropped, and one is looked at."""
+    for n in range(1, 2 * DRAFT):
+        batch = Rows(plain(family), draft_costs=FREE)
+        limited, stopped = (plain(family).ask(prompt_of(3 + n), 30, 1.0) for _ in range(2))
+        limited.max_tokens, stopped.stop = n, stopped.right.tokens[max(n - 2, 0) : n]
+        batch.insert(*others(family), limited, stopped)
+        batch.step(n)
+        batch.look(max(batch.running), "drop")
+        batch.step()
+        batch.look(min(batch.running), "extract")
+        batch.finish()
+
+
 class Programs(RuleBasedStateMachine):
     family: str
 
@@ -152,39 +79,27 @@ class Programs(RuleBasedStateMachine):
         # Returned caches, each with the tokens that it holds.
         self.kept: list[tuple[list[Any], list[int]]] = []
 
-    def is_full(self) -> bool:
-        return len(self.batch.running) == 4
-
-    def ask(self, prompt: list[int], data: st.DataObject, layers: list[Any] | None, held: list[int]) -> None:
-        """Insert a request with random drafts, a random end and a random fault."""
-        # Two tokens longer than any request.
-        how = data.draw(st.sampled_from([None, 0.0, 0.5, 1.0, 1.0])), data.draw(st.sampled_from([0.0, 1.0]))
-        request, right = plain(self.family).ask([*held, *prompt], LONGEST + 2, *how, data.draw(st.booleans()))
-        request.prompt, request.cache, request.held = prompt, layers, held
-        request.max_tokens = data.draw(st.integers(1, LONGEST))
-        if right.sure < request.max_tokens:
-            return
-        if data.draw(st.booleans()):
-            start = data.draw(st.integers(0, request.max_tokens - 1))
-            request.stop = right.tokens[start : start + data.draw(st.integers(1, 3))]
-        request.num_draft_tokens = data.draw(st.integers(1, 7))
-        request.costs = data.draw(st.sampled_from([None, FREE]))
-        part = data.draw(st.sampled_from([None] * 6 + PARTS))
-        may_fail = part in ("sampler", "processor") or (part is not None and request.strategy is not None)
-        if may_fail:
-            break_part(request, part, data.draw(st.integers(0, 4)))
-        self.batch.insert(request, right, may_fail)
-
-    @precondition(lambda self: not self.is_full())
+    @precondition(lambda self: len(self.batch.running) < 4)
     @rule(prompt=PROMPTS, data=st.data())
     def insert(self, prompt: list[int], data: st.DataObject) -> None:
-        self.ask(prompt, data, None, [])
-
-    @precondition(lambda self: not self.is_full() and self.kept)
-    @rule(prompt=PROMPTS, data=st.data())
-    def go_on(self, prompt: list[int], data: st.DataObject) -> None:
-        """Insert a request that goes on from a returned cache. That cache must not change."""
-        self.ask(prompt, data, *data.draw(st.sampled_from(self.kept)))
+        """A request with random drafts, a random end and a random fault, which may go on from a returned cache."""
+        layers, held = data.draw(st.sampled_from([(None, list[int]()), *self.kept]))
+        share = data.draw(st.sampled_from([None, 0.0, 0.5, 1.0, 1.0]))
+        how = share, data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.sampled_from([None, Watching]))
+        # Two tokens longer than any request.
+        row = plain(self.family).ask(prompt, LONGEST + 2, *how, held, cache=layers)
+        row.max_tokens = data.draw(st.integers(1, LONGEST))
+        if row.right.sure < row.max_tokens:
+            return
+        if data.draw(st.booleans()):
+            start = data.draw(st.integers(0, row.max_tokens - 1))
+            row.stop = row.right.tokens[start : start + data.draw(st.integers(1, 3))]
+        row.num_draft_tokens = data.draw(st.integers(1, 7))
+        row.costs = data.draw(st.sampled_from([None, FREE]))
+        part = data.draw(st.sampled_from([None] * 8 + PARTS))
+        if part is not None and (row.strategy is not None or part not in OF_A_STRATEGY):
+            row.break_part(part, data.draw(st.integers(0, 4)))
+        self.batch.insert(row)
 
     @precondition(lambda self: self.batch.running)
     @rule(n=st.integers(1, 6))
@@ -192,14 +107,12 @@ class Programs(RuleBasedStateMachine):
         self.kept += [(row.last.prompt_cache, row.last.all_tokens) for row in self.batch.step(n)]
 
     @precondition(lambda self: self.batch.running)
-    @rule(data=st.data(), way=st.sampled_from([Rows.extract, Rows.cancel, Rows.drop]))
-    def look(self, data: st.DataObject, way: Any) -> None:
-        """Take the cache of a row that runs and goes on, or of one that is cancelled, or cancel one without."""
+    @rule(data=st.data(), how=st.sampled_from(["extract", "cancel", "drop"]))
+    def look(self, data: st.DataObject, how: str) -> None:
+        """Mostly at a row that is decoded, if there is one."""
         running = self.batch.running
-        # Most look at a row that is decoded, if there is one.
         uids = [uid for uid, row in running.items() if row.tokens] or list(running)
-        if held := way(self.batch, data.draw(st.sampled_from(uids))):
-            self.kept.append(held)
+        self.kept += self.batch.look(data.draw(st.sampled_from(uids)), how)
 
     @precondition(lambda self: self.batch.running)
     @rule()
@@ -213,4 +126,91 @@ class Programs(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_programs(family: str) -> None:
+    """Requests come, go on from returned caches, and end by a limit, a stop sequence, a fault or their caller."""
     run_state_machine_as_test(type("Programs", (Programs,), {"family": family}), settings=PROGRAMS)
+
+
+@pytest.mark.parametrize(("n_broken", "at"), [(1, 0), (1, 1), (1, 4), (3, 2)])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_failure_is_alone(part: str, at: int, n_broken: int) -> None:
+    """A row whose sampler, processor or strategy raises ends with that error. The others, or the next, go on."""
+    batch = Rows(plain("llama"), draft_costs=FREE, rows_fail_alone=True)
+    rows = [plain("llama").ask(prompt_of(4), 40, 1.0) for _ in range(n_broken)]
+    for row in rows:
+        row.break_part(part, at)
+    batch.insert(*rows, *(others("llama") if n_broken == 1 else []))
+    batch.finish()
+    for row in rows:
+        if row.last.finish_reason != "error":
+            row.broken(f"its {part} raised, and it went on")
+        assert part in ("shape", "token") or Broken in (type(row.last.error), type(row.last.error.__cause__))
+        assert part in OF_A_STRATEGY or len(row.tokens) <= at
+    batch.insert(*others("llama"))
+    batch.finish()
+
+
+def test_a_failure_is_raised_to_the_caller_as_in_the_release() -> None:
+    batch, rows = Rows(plain("llama"), draft_costs=FREE), others("llama")
+    rows[0].break_part("sampler", 3)
+    batch.insert(*rows)
+    with pytest.raises(Broken):
+        batch.finish()
+
+
+def test_a_shared_sampler_is_called_as_often_as_in_the_release() -> None:
+    sizes, rows = list[int](), [plain("llama").ask(prompt_of(5 + i), 12) for i in range(4)]
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        sizes.append(len(logprobs))
+        return greedy_sampler(logprobs)
+
+    for row in rows:
+        row.sampler = sampler
+    batch = Rows(plain("llama"))
+    batch.insert(*rows)
+    batch.finish()
+    if sizes != [4] * 13:
+        broken(f"a sampler that all 4 rows share was called with {sizes} rows")
+
+
+# Far from the lengths at which the caches grow.
+CONTEXT, ROWS, TOKENS = 900, 4, 24
+
+
+def measured(share: float | None) -> tuple[int, int]:
+    """The bytes that a batch holds after its answers, and its peak over the first pass."""
+    llama, kept, held = plain("llama"), list[mx.array](), 0
+    rows = [llama.ask(prompt_of(CONTEXT + i), TOKENS, share, costs=FREE) for i in range(ROWS)]
+    gc.collect()
+    mx.clear_cache()
+    before, generator = mx.get_active_memory(), BatchGenerator(llama.model, draft_costs=FREE, prefill_step_size=256)
+    for row in rows:
+        generator.insert([list(row.prompt)], [TOKENS], **row.options())
+    while responses := generator.next_generated():
+        if not kept:
+            mx.reset_peak_memory()
+        kept += [response.logprobs for response in responses]
+        if len(kept) <= ROWS * (TOKENS - 2):
+            held = mx.get_active_memory() - before
+    peak = mx.get_peak_memory() - before
+    mx.eval(kept)
+    # A step that was computed ahead may still be under way.
+    mx.synchronize(generation_stream)
+    gc.collect()
+    before, own = mx.get_active_memory(), sum(logprobs.nbytes for logprobs in kept)
+    kept.clear()
+    if (freed := before - mx.get_active_memory()) > 1.5 * own:
+        broken(f"log probabilities of {own} bytes hold {freed} bytes")
+    return held, peak
+
+
+def test_no_more_memory_than_plain_batching_and_a_block() -> None:
+    """Log probabilities that the caller keeps hold nothing else."""
+    args = plain("llama").model.args
+    # Of a block in float32: keys and values, attention weights of all heads, activations and logits.
+    width = 2 * args.num_hidden_layers * args.hidden_size + args.num_attention_heads * (CONTEXT + 256)
+    width += 4 * args.intermediate_size + 8 * args.hidden_size + 4 * VOCAB
+    most = 4 * ROWS * (1 + DRAFT) * width
+    for what, drafted, undrafted in zip(("holds", "needs for a moment"), measured(0.5), measured(None), strict=True):
+        if (more := drafted - undrafted) > most:
+            broken(f"it {what} {more} bytes more, and a block has {most}")

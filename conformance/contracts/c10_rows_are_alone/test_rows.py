@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from conformance.adapters import Adapters
-from conformance.doors.batch import Request, alone
 from conformance.oracle.compare import most
 from conformance.oracle.findings import not_offered
 from conformance.oracle.rows import Plain, Rows
@@ -28,18 +27,18 @@ def plain(family: Family) -> Plain:
     return Plain(model_of(family))
 
 
-def compare(family: Family, late: int = 0, processors: tuple[Any, ...] = ((), (), ())) -> None:
+def penalized() -> Any:
+    return penalty
+
+
+def compare(family: Family, late: int = 0, processors: tuple[Any, ...] = (None, None, None)) -> None:
     """The last row joins when the others have so many tokens."""
-    model = model_of(family)
     batch = Rows(plain(family), lambda _, distance, scale: distance <= scale * most(family))
-    for i, (n, longest) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
-        prompt = prompt_of(30)[i : i + n]
-        if i == 2:
-            while late and all(len(row.tokens) < late for row in batch.running.values()):
-                batch.step()
-        request = Request(prompt, longest, processors=processors[i])
+    for i, (n, longest, processor) in enumerate(zip(PROMPTS, LENGTHS, processors, strict=True)):
+        while i == 2 and all(len(row.tokens) < late for row in batch.running.values()):
+            batch.step()
         try:
-            batch.insert(request, alone(model, prompt, longest, processors=processors[i]))
+            batch.insert(plain(family).ask(prompt_of(30)[i : i + n], longest, processor=processor))
         except TypeError as error:
             not_offered(f"BatchGenerator.insert: {error}")
     batch.finish()
@@ -67,4 +66,4 @@ def test_a_row_that_joins(family: Family, adapter: Adapters) -> None:
 @pytest.mark.asked("C5 processors of a row", promised=True)
 def test_processors_of_one_row(family: Family, adapter: Adapters) -> None:
     """The processors of a greedy row act on this row, and on no other."""
-    compare(family, processors=((), (penalty,), ()))
+    compare(family, processors=(None, penalized, None))

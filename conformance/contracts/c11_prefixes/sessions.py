@@ -16,11 +16,11 @@ from mlx_lm.generate import BatchGenerator, generate_step, maybe_quantize_kv_cac
 from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.prefixes import Checkpoints
 
-from conformance.doors.batch import CLOSE, FREE
 from conformance.drafters import Partly
 from conformance.oracle.findings import broken
 from conformance.oracle.prefixes import Known
 from conformance.oracle.recorder import fed, gap
+from conformance.oracle.rows import CLOSE, FREE
 from conformance.oracle.whole import WHOLE
 from conformance.subjects.architectures import make_cache
 from conformance.subjects.families import VOCAB, K

@@ -13,8 +13,8 @@ from mlx_lm.models.cache import QuantizedKVCache
 from conformance.caches.kinds import WHOLE
 from conformance.caches.layers import leaves
 from conformance.contracts.c11_prefixes.sessions import ANSWER, PROMPT, WINDOW, Session, partly
-from conformance.doors.batch import CLOSE
 from conformance.oracle.recorder import gap, next_turn
+from conformance.oracle.rows import CLOSE
 from conformance.subjects.architectures import CONFIGS, SHORT, batched, build, make_cache, outline, runnable
 from conformance.subjects.families import K, model_of
 

@@ -13,9 +13,9 @@ from mlx_lm.draft.costs import LearnedCosts, PassClock
 from mlx_lm.draft.planner import Planner
 from mlx_lm.generate import BatchGenerator, PromptProcessingBatch, speculative_generate_step
 
-from conformance.doors.batch import alone
 from conformance.drafters import Partly
 from conformance.oracle.recorder import fed
+from conformance.oracle.rows import Plain
 from conformance.subjects.families import model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -36,7 +36,7 @@ def prompt(row: int) -> list[int]:
 
 def right(row: int = 0) -> Partly:
     """A drafter whose drafts are all right."""
-    return Partly(prompt(row) + alone(model_of("llama").model, prompt(row), N).tokens, 1.0)
+    return Partly(prompt(row) + Plain(model_of("llama").model).answer(tuple(prompt(row)), N).tokens, 1.0)
 
 
 def decode(**options: Any) -> None:

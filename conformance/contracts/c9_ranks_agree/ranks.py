@@ -17,8 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import sharded_load
 
-from conformance.doors.batch import FREE, breaking
 from conformance.drafters import Partly, Scripted
+from conformance.oracle.rows import FREE, breaking
 from conformance.subjects.architectures import build
 from conformance.subjects.families import Counted
 
