@@ -9,37 +9,36 @@ import sys
 from pathlib import Path
 
 from checkout import BRANCH, Stamp, git, head, is_as_made, make_checkout, series_key
+from environments import build_wheel, install, installed, mlx_extra
 from export import changes
-from install import build_wheel, install, installed, mlx_extra
-from pin import PATCHES, ROOT, VENV, Refused, alone, command_for, ended, find_release, patch_files, temporary
+from pin import PATCHES, ROOT, VENV, Refused, alone, command_for, ended, find_release, patch_files
 
 
 def is_applied(checkout: Path, key: str, folder: Path = PATCHES) -> bool:
     """Whether the checkout is what this run would make. Refuses to overwrite work that patches/ does not have."""
-    if not checkout.exists():
-        return False
-    if is_as_made(checkout, key):
-        return True
+    if not checkout.exists() or is_as_made(checkout, key):
+        return checkout.exists()
     if (stamp := Stamp.read(checkout)) is None:
         raise Refused(f"{checkout} was not made by this script; move it away.")
     export = command_for("export.sh", folder)
-    if changed := git(checkout, "status", "--porcelain").stdout.strip():
-        first = changed.splitlines()[0].split()[-1]
-        raise Refused(f"{checkout} has uncommitted changes ({first}); commit them and run {export}.")
-    if head(checkout) != stamp.commit:
-        with temporary("compare") as exported:
-            if changes(checkout, stamp.base, folder, exported):
-                raise Refused(
-                    f"{checkout} has commits that are not in patches/. {export} writes them there; "
-                    "or move the checkout away."
-                )
+    if changed := git(checkout, "status", "--porcelain").stdout.split():
+        raise Refused(f"{checkout} has uncommitted changes ({changed[1]}); commit them and run {export}.")
+    if head(checkout) != stamp.commit and changes(checkout, stamp.base, folder):
+        raise Refused(
+            f"{checkout} has commits that are not in patches/. {export} writes them there; or move the checkout away."
+        )
     others = set(git(checkout, "for-each-ref", "--format=%(refname:short)").stdout.split()) - {BRANCH}
     if others:
         raise Refused(f"{checkout} has other branches, tags or stashes ({', '.join(others)}); move it away.")
     return False
 
 
-def apply(args: argparse.Namespace) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/apply.sh", description=__doc__)
+    parser.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: its default)")
+    parser.add_argument("--stage", metavar="NAME", help="stop after a stage, a folder of patches/ (default: the last)")
+    parser.add_argument("--no-install", action="store_true", help="only make the patched source")
+    args = parser.parse_args()
     # An extra that is not known ends it before any work.
     extra = "" if args.no_install else mlx_extra()
     with alone():
@@ -55,7 +54,7 @@ def apply(args: argparse.Namespace) -> int:
         print(f"{said}: mlx-lm {label} in {os.path.relpath(checkout)}", flush=True)
         if done:
             return 0
-        wheel = build_wheel(checkout, label)
+        wheel = build_wheel(checkout, head(checkout), label)
         install(VENV, wanted, f"mlx-lm{extra} {label}", f"@ {wheel.as_uri()}")
         print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}")
         print(f"the wheel: {os.path.relpath(wheel)}\n", flush=True)
@@ -63,16 +62,5 @@ def apply(args: argparse.Namespace) -> int:
     return subprocess.run(demo, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/apply.sh", description=__doc__)
-    parser.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: its default)")
-    parser.add_argument(
-        "--stage", metavar="NAME", help="stop after a stage, a folder of patches/ (default: the last one)"
-    )
-    parser.add_argument("--no-install", action="store_true", help="only make the patched source")
-    args = parser.parse_args()
-    return ended(lambda: apply(args))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -100,8 +100,7 @@ def import_release(release: Release, into: Path) -> str:
 def am(checkout: Path, patches: list[Path]) -> tuple[int, str]:
     """Apply patches up to the first that does not apply. Returns how many it took, and what git says."""
     done = git(checkout, "am", "--3way", "--committer-date-is-author-date", *patches, check=False)
-    said = done.stdout + done.stderr
-    return done.stdout.count("Applying: ") - (done.returncode != 0), said
+    return done.stdout.count("Applying: ") - (done.returncode != 0), done.stdout + done.stderr
 
 
 def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
@@ -115,23 +114,6 @@ def lend_default(checkout: Path, patches: list[Path], scratch: Path) -> None:
     git(checkout, "fetch", "--quiet", lender, "HEAD")
 
 
-def apply_patches(checkout: Path, patches: list[Path], version: str) -> None:
-    """Apply patches in order to a release."""
-    applied, said = am(checkout, patches)
-    for number, patch in enumerate(patches[: applied + 1], 1):
-        print(f"applying {patch_name(patch)} ({number}/{len(patches)})", flush=True)
-    if applied < len(patches):
-        git(checkout, "am", "--quit", check=False)
-        git(checkout, "reset", "--quiet", "--hard")
-        tried = git(checkout, "apply", "--check", patches[applied], check=False).stderr
-        lines = [f"  {line.removeprefix('error: ')}\n" for line in (tried or said).splitlines()]
-        name, default = patch_name(patches[applied]), releases()[1]
-        raise Refused(
-            f"{name} does not apply to mlx-lm {version}. It was made for mlx-lm {default}.\n"
-            f"{''.join(lines)}Next: scripts/port.sh {version} leaves it for you to mend (docs/releases.md)."
-        )
-
-
 def make_checkout(release: Release, patches: list[Path], key: str) -> None:
     """Make the checkout of a release with patches, in the place of an older one."""
     fetch(release)
@@ -140,5 +122,14 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
         base = import_release(release, fresh)
         if release != find_release(None):
             lend_default(fresh, [PATCHES / patch_name(patch) for patch in patches], scratch)
-        apply_patches(fresh, patches, release.version)
+        applied, said = am(fresh, patches)
+        for number, patch in enumerate(patches[: applied + 1], 1):
+            print(f"applying {patch_name(patch)} ({number}/{len(patches)})", flush=True)
+        if applied < len(patches):
+            lines = "".join(f"  {line}\n" for line in said.splitlines() if line.startswith(("error: ", "CONFLICT")))
+            raise Refused(
+                f"{patch_name(patches[applied])} does not apply to mlx-lm {release.version}. "
+                f"It was made for mlx-lm {releases()[1]}.\n{lines}"
+                f"Next: scripts/port.sh {release.version} leaves it for you to mend (docs/releases.md)."
+            )
         place(fresh, release.checkout, Stamp(key, base, head(fresh)))

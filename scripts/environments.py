@@ -1,27 +1,38 @@
-"""Make an environment for each tree to judge: a venv below vendor/judged with the tree and mlx. It is kept.
+"""Install mlx-lm: into .venv, into the environment of tox that runs this, or for the judge.
 
-python scripts/environments.py TREE installs a tree into the environment of that Python.
+Without options it installs the default release with the series, from the checkout of apply.sh.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
+import os
+import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import requires
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO
 
-from checkout import git
-from install import install, installed, mlx_extra, pip_install
-from pin import VENDOR, Refused, ended, pip_command, releases
+from checkout import Stamp, git, head
+from pin import (
+    VENDOR,
+    Refused,
+    ended,
+    find_release,
+    made_by_this_python,
+    make_venv,
+    pip_command,
+    releases,
+    run,
+    temporary,
+)
 
 JUDGED = VENDOR / "judged"
 # The suite needs these packages to ask.
@@ -30,10 +41,80 @@ RELEASE = re.compile(r"\d+(\.\d+)+\w*")
 # The address of a remote whose main branch is that of upstream.
 UPSTREAM = "ml-explore/mlx-lm"
 IGNORED = (".git", ".venv", "venv", "build", "dist", "__pycache__", "*.egg-info", ".tox")
+QUIET = ("--quiet", "--disable-pip-version-check")
+
+
+def mlx_extra() -> str:
+    """The extra of mlx-lm that installs mlx. macOS needs none: there mlx is a dependency."""
+    if platform.system() == "Darwin":
+        return ""
+    extra = os.environ.get("MLX_EXTRA", "cpu")
+    if extra not in ("cpu", "cuda12", "cuda13"):
+        raise Refused(f"MLX_EXTRA is {extra!r}; it can be cpu, cuda12 or cuda13.")
+    return f"[{extra}]"
+
+
+def build_wheel(where: Path, commit: str, label: str = "") -> Path:
+    """Build the wheel of a commit, or without one of the files as they are, once. It builds a copy of them."""
+    with temporary("build") as scratch:
+        copy, digest = scratch / "source", hashlib.sha256(commit.encode())
+        if commit:
+            git(scratch, "clone", "--quiet", "--shared", "--no-checkout", where, copy)
+            git(copy, "checkout", "--quiet", "--detach", commit)
+        else:
+            shutil.copytree(where, copy, ignore=shutil.ignore_patterns(*IGNORED), symlinks=True)
+            for path in sorted(path for path in copy.rglob("*") if path.suffix in (".py", ".toml", ".cfg")):
+                digest.update(path.relative_to(copy).as_posix().encode() + b"\0" + path.read_bytes())
+        if not (copy / "mlx_lm").is_dir():
+            raise Refused(f"{where}{f' at {commit}' * bool(commit)} has no mlx_lm in it.")
+        key = commit[:12] or digest.hexdigest()[:12]
+        folder = VENDOR / "wheels" / (key if label else f"tree-{key}")
+        label = label or f"{version_of(copy)}+tree.{key[:8]}"
+        # A tree may give it another name, whatever version it is told.
+        if made := sorted(folder.glob("*.whl")):
+            return made[0]
+        print(f"building the wheel of {label}", flush=True)
+        pip = [*pip_command(scratch), *QUIET, "wheel", "--no-deps", "--wheel-dir", scratch]
+        run(*pip, copy, env=os.environ | {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label})
+        (wheel,) = scratch.glob("*.whl")
+        folder.mkdir(parents=True, exist_ok=True)
+        os.replace(wheel, folder / wheel.name)
+    return folder / wheel.name
+
+
+def pip_install(python: Path, source: str, *needs: str) -> None:
+    """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel ("@ URL"), and what it needs."""
+    pip: list[str | Path] = [python, "-m", "pip", *QUIET]
+    if source.startswith("@"):
+        # Two trees can have the same version. pip would keep the old one.
+        run(*pip, "uninstall", "--yes", "mlx-lm")
+    run(*pip, "install", f"mlx-lm{mlx_extra()} {source}", *needs)
+
+
+def _stamp(venv: Path) -> Path:
+    return venv / ".prompt-lookup.json"
+
+
+def installed(venv: Path, wanted: object) -> bool:
+    """Whether a venv of this Python has what is wanted, and nothing was interrupted."""
+    stamp = _stamp(venv)
+    return made_by_this_python(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
+
+
+def install(venv: Path, wanted: object, name: str, *source: str) -> None:
+    """Install into a venv. The stamp is written last, so that an interrupted run repeats this step."""
+    print(f"installing {name}", flush=True)
+    _stamp(venv).unlink(missing_ok=True)
+    venv.parent.mkdir(parents=True, exist_ok=True)
+    make_venv(venv)
+    pip_install(venv / "bin" / "python", *source)
+    _stamp(venv).write_text(json.dumps(wanted, indent=2) + "\n")
 
 
 @dataclass(frozen=True)
 class Environment:
+    """A venv below vendor/judged with a tree and mlx. It is kept."""
+
     name: str
     folder: Path
 
@@ -47,57 +128,37 @@ class Environment:
         return next((self.folder / "venv" / "lib").glob("python*/site-packages/mlx_lm"))
 
 
-@dataclass(frozen=True)
-class Source:
-    """What pip installs a tree from, with these variables, and a key that changes with its content."""
-
-    identity: str
-    key: str
-    pip: str
-    env: dict[str, str]
-
-
-@contextmanager
-def source(name: str) -> Iterator[Source]:
-    """A tree in its current state, or a release."""
-    JUDGED.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=JUDGED, prefix=".tree-") as scratch:
-        if RELEASE.fullmatch(name):
-            yield Source(name, name, f"=={name}", {})
-            return
-        where, ref = _place(name)
-        if not (where / "mlx_lm").is_dir() and not ref:
-            raise Refused(f"{name} is no release, no directory with mlx_lm in it and no DIRECTORY@REF.")
-        label, key = _unpack(where, ref, Path(scratch) / "tree")
-        version = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MLX_LM": label}
-        yield Source(f"{where}@{ref}", key, f"@ {(Path(scratch) / 'tree').as_uri()}", version)
+def source(name: str) -> str:
+    """What pip installs a release from, a tree in its current state, or a commit of a clone."""
+    if RELEASE.fullmatch(name):
+        return f"=={name}"
+    where, ref = _place(name)
+    if not (where / "mlx_lm").is_dir() and not ref:
+        raise Refused(f"{name} is no release, no directory with mlx_lm in it and no DIRECTORY@REF.")
+    return f"@ {build_wheel(where, _commit(where, ref) if ref else '').as_uri()}"
 
 
 @contextmanager
 def environment(name: str) -> Iterator[Environment]:
     """Make or update an environment with a tree. It stays as it is until the end of the block."""
-    with source(name) as made:
-        at = _folder(name, made.identity)
-        wanted = {"key": made.key, "extra": mlx_extra(), "needs": list(NEEDS)}
-        at.folder.mkdir(exist_ok=True)
-        with (at.folder / "lock").open("w") as lock:
+    where, ref = _place(name)
+    identity = name if RELEASE.fullmatch(name) else f"{where}@{ref}"
+    short = re.sub(r"[^\w.]+", "-", name).strip("-.")[-40:]
+    at = Environment(name, JUDGED / f"{short}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}")
+    venv, wanted = at.folder / "venv", {"source": source(name), "extra": mlx_extra(), "needs": list(NEEDS)}
+    at.folder.mkdir(parents=True, exist_ok=True)
+    with (at.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if not installed(venv, wanted):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"waiting for another judge of {name}", flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not installed(venv, wanted):
+                install(venv, wanted, name, source(name), *NEEDS)
             fcntl.flock(lock, fcntl.LOCK_SH)
-            if not installed(at.folder / "venv", wanted):
-                fcntl.flock(lock, fcntl.LOCK_UN)
-                _wait(lock, name)
-                if not installed(at.folder / "venv", wanted):
-                    install(at.folder / "venv", wanted, at.name, made.pip, *NEEDS, env=made.env)
-                fcntl.flock(lock, fcntl.LOCK_SH)
-            yield at
-
-
-def _wait(lock: IO[str], name: str) -> None:
-    """Wait for those who ask an environment that has to be changed."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"waiting for another judge of {name}", flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield at
 
 
 def base_of(name: str, upstream: Path | None = None) -> str:
@@ -108,8 +169,9 @@ def base_of(name: str, upstream: Path | None = None) -> str:
     if RELEASE.fullmatch(name):
         return _release_before(name)
     where, ref = _place(name)
+    release = version_of(where) if version_of(where) != "0" else releases()[1]
     if git(where, "rev-parse", "--show-toplevel", check=False).stdout.strip() != str(where):
-        return _release_of(where)
+        return release
     source, commit = name.partition("@")[0], _commit(where, ref or "HEAD")
     if upstream is not None:
         for one in git(where, "rev-list", commit).stdout.split():
@@ -123,7 +185,7 @@ def base_of(name: str, upstream: Path | None = None) -> str:
         start = min(began, key=lambda start: int(git(where, "rev-list", "--count", f"{start}..{commit}").stdout))
         return f"{source}@{start[:12]}"
     tag = git(where, "describe", "--tags", "--abbrev=0", "--match", "v*", f"{commit}^", check=False).stdout.strip()
-    return f"{source}@{tag}" if tag else _release_of(where)
+    return f"{source}@{tag}" if tag else release
 
 
 def _mains(where: Path) -> list[str]:
@@ -135,16 +197,10 @@ def _mains(where: Path) -> list[str]:
     return [name for name in mains if name.partition("/")[0] in followed] or mains
 
 
-def _release_of(where: Path) -> str:
-    """The release that a tree was made from, or else the pinned default."""
-    known = version_of(where)
-    return known if known != "0" else releases()[1]
-
-
 def _release_before(version: str) -> str:
-    with TemporaryDirectory(dir=VENDOR) as scratch:
-        pip = [*pip_command(Path(scratch)), "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
-        done = subprocess.run([*pip, "--report", "-", f"mlx-lm<{version}"], capture_output=True, text=True)
+    with temporary("before") as scratch:
+        pip = [*pip_command(scratch), "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+        done = run(*pip, "--report", "-", f"mlx-lm<{version}", check=False)
     if done.returncode:
         raise Refused(f"no release before {version} was found on the package index: --base names one.")
     return str(json.loads(done.stdout)["install"][0]["metadata"]["version"])
@@ -162,29 +218,6 @@ def _commit(where: Path, ref: str) -> str:
     return found.stdout.strip()
 
 
-def _folder(name: str, identity: str) -> Environment:
-    short = re.sub(r"[^\w.]+", "-", name).strip("-.")[-40:]
-    return Environment(name, JUDGED / f"{short}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}")
-
-
-def _unpack(where: Path, ref: str, into: Path) -> tuple[str, str]:
-    """Copy a tree. Returns its version and a key that changes with its content."""
-    if ref:
-        commit = _commit(where, ref)
-        git(where.parent, "clone", "--quiet", "--shared", "--no-checkout", str(where), str(into))
-        git(into, "checkout", "--quiet", "--detach", commit)
-        shutil.rmtree(into / ".git")
-    else:
-        shutil.copytree(where, into, ignore=shutil.ignore_patterns(*IGNORED), symlinks=True)
-    if not (into / "mlx_lm").is_dir():
-        raise Refused(f"{where}{f' at {ref}' if ref else ''} has no mlx_lm in it.")
-    digest = hashlib.sha256()
-    files = sorted(path for path in into.rglob("*") if path.suffix in (".py", ".toml", ".cfg") and path.is_file())
-    for path in files:
-        digest.update(path.relative_to(into).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{version_of(into)}+tree.{digest.hexdigest()[:8]}", digest.hexdigest()
-
-
 def version_of(tree: Path) -> str:
     """The release that a tree was made from, if a file of it says that."""
     file = tree / "mlx_lm" / "_version.py"
@@ -193,9 +226,30 @@ def version_of(tree: Path) -> str:
 
 
 def main() -> int:
-    (name,) = sys.argv[1:]
-    with source(name) as made:
-        pip_install(Path(sys.executable), made.pip, env=made.env)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--release", help="a release of vendor/releases.toml (default: the one it names)")
+    what.add_argument("--checkout", type=lambda name: Path(name).resolve(), help="a checkout that scripts/port.sh made")
+    what.add_argument("--tree", help="a release, a directory or DIRECTORY@REF as it is")
+    parser.add_argument("--stock", action="store_true", help="the release as it is, without the series")
+    parser.add_argument("--lowest-mlx", action="store_true", help="with the oldest mlx that the release allows")
+    args = parser.parse_args()
+    python = Path(sys.executable)
+    if args.tree:
+        pip_install(python, source(args.tree))
+        return 0
+    checkout = args.checkout or find_release(args.release).checkout
+    if (stamp := Stamp.read(checkout)) is None:
+        raise Refused(f"{checkout} is not there; scripts/apply.sh or scripts/port.sh makes it.")
+    count = git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout.strip()
+    label, commit = f"{version_of(checkout)}+lookup.{count}", head(checkout)
+    if args.stock:
+        label, commit = version_of(checkout), stamp.base
+    pip_install(python, f"@ {build_wheel(checkout, commit, label).as_uri()}")
+    if args.lowest_mlx:
+        # Each extra names the same.
+        (lowest,) = set(re.findall(r"(?m)^mlx(?:\[.*\])?>=([\d.]+)", "\n".join(requires("mlx-lm") or [])))
+        run(python, "-m", "pip", *QUIET, "install", f"mlx{mlx_extra()}=={lowest}")
     return 0
 
 

@@ -10,16 +10,30 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkout import DATE, Stamp, git, head, lend_default, series_key
-from pin import PATCHES, SERIES, Refused, alone, command_for, ended, find_release, patch_files, stage_of, temporary
+from pin import (
+    PATCHES,
+    SERIES,
+    Refused,
+    Release,
+    alone,
+    command_for,
+    ended,
+    find_release,
+    patch_files,
+    stage_of,
+    temporary,
+)
 
-README = PATCHES / "README.md"
 BEGIN, END = "<!-- made by scripts/export.sh -->\n", "<!-- to here -->\n"
+STABLE = (
+    "--zero-commit --no-signature --no-numbered --full-index --no-renames --no-stat --diff-algorithm=histogram "
+    "--unified=3 --no-ext-diff --no-color --subject-prefix=PATCH"
+).split()
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ def read(checkout: Path, base: str) -> list[Patch]:
         name, stages = f"{stage}/{file}", [stage_of(patch.name) for patch in found]
         if name in [patch.name for patch in found]:
             raise Refused(f"two commits are called {name}.")
-        if stage in stages[:-1] and stage != stages[-1]:
+        if stage in stages and stage != stages[-1]:
             raise Refused(f"{name} comes after a patch of the stage {stages[-1]}.")
         added = {path: int(n) for n, path in re.findall(r"^(\d+)\t\d+\t(\S+\.py)$", numbers, re.MULTILINE)}
         of_tests = {path: n for path, n in added.items() if path.startswith("tests/")}
@@ -72,65 +86,45 @@ def table(patches: list[Patch]) -> str:
     return "\n".join(lines)
 
 
-def changes(checkout: Path, base: str, folder: Path, exported: Path) -> list[str]:
-    """Export the patches of a checkout, and name those that differ from the files in a folder."""
-    patches = write(checkout, base, exported)
-    if folder == PATCHES:
-        before, _, rest = README.read_text().partition(BEGIN)
-        (exported / "README.md").write_text(f"{before}{BEGIN}\n{table(patches)}\n{END}{rest.partition(END)[2]}")
-    else:
-        keep_own_forms(checkout, base, exported, patches)
-    names = sorted(written(exported) | written(folder)) + ["series", "README.md"] * (folder == PATCHES)
-    return [name for name in names if _content(exported / name) != _content(folder / name)]
-
-
-def write(checkout: Path, base: str, into: Path) -> list[Patch]:
-    """Write the commits since ``base`` as patches, in a folder for each stage, and the series that names them in order.
-
-    A patch file changes only if its content does.
-    """
+def changes(checkout: Path, base: str, folder: Path) -> dict[str, str | None]:
+    """What the files of a folder of patches become: those that differ, with None for one that goes."""
     patches = read(checkout, base)
-    stable = ["--zero-commit", "--no-signature", "--no-numbered", "--full-index", "--no-renames", "--no-stat"]
-    algorithm = ["--diff-algorithm=histogram", "--unified=3", "--no-ext-diff", "--no-color", "--subject-prefix=PATCH"]
-    git(checkout, "format-patch", "--quiet", *stable, *algorithm, "--output-directory", into, f"{base}..HEAD")
-    for patch, file in zip(patches, sorted(into.glob("*.patch")), strict=True):
-        text = re.sub(r"^Date: .*$", f"Date: {DATE}", file.read_text(), count=1, flags=re.MULTILINE)
-        (into / patch.name).parent.mkdir(exist_ok=True)
-        (into / patch.name).write_text(text)
-        file.unlink()
-    (into / "series").write_text("".join(f"{patch.name}\n" for patch in patches))
-    return patches
+    made = git(checkout, "format-patch", "--stdout", *STABLE, f"{base}..HEAD").stdout
+    texts = re.split(r"(?m)^(?=From 0{40} )", made)[1:]
+    new = dict[str, str]()
+    for patch, text in zip(patches, texts, strict=True):
+        new[patch.name] = re.sub(r"(?m)^Date: .*$", f"Date: {DATE}", text.rstrip("\n") + "\n", count=1)
+    if folder == PATCHES:
+        before, _, rest = (PATCHES / "README.md").read_text().partition(BEGIN)
+        new["README.md"] = f"{before}{BEGIN}\n{table(patches)}\n{END}{rest.partition(END)[2]}"
+        new["series"] = "".join(f"{patch.name}\n" for patch in patches)
+    else:
+        same = common(checkout, base, patches)
+        new = {name: text for name, text in new.items() if name not in same}
+    there = {path.relative_to(folder).as_posix() for path in folder.glob("*/*.patch")}
+    old = {name: (folder / name).read_text() for name in there | new.keys() if (folder / name).exists()}
+    return {name: new.get(name) for name in sorted({*new, *old}) if new.get(name) != old.get(name)}
 
 
-def keep_own_forms(checkout: Path, base: str, exported: Path, patches: list[Patch]) -> None:
-    """Delete the exported patches that patches/ makes as well: those that leave the same files."""
+def common(checkout: Path, base: str, patches: list[Patch]) -> set[str]:
+    """The patches of another release that patches/ makes as well: those that leave the same files."""
     trees = git(checkout, "log", "--reverse", "--no-merges", "--format=%T", f"{base}..HEAD").stdout.split()
+    found = set()
     with temporary("forms") as scratch:
         clone = scratch / "clone"
         git(scratch, "clone", "--quiet", "--shared", "--no-checkout", checkout, clone)
         lend_default(clone, patch_files(), scratch)
         git(clone, "read-tree", base)
         for tree, patch in zip(trees, patches, strict=True):
-            common = PATCHES / patch.name
-            if common.exists():
-                git(clone, "apply", "--cached", "--3way", common, check=False)
+            git(clone, "apply", "--cached", "--3way", PATCHES / patch.name, check=False)
             if git(clone, "write-tree", check=False).stdout.strip() == tree:
-                (exported / patch.name).unlink()
+                found.add(patch.name)
             else:
                 git(clone, "read-tree", "--reset", tree)
+    return found
 
 
-def written(folder: Path) -> set[str]:
-    """The patches in the folders of the stages."""
-    return {path.relative_to(folder).as_posix() for path in folder.glob("*/*.patch")}
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
-
-
-def export(version: str | None, exported: Path, check: bool) -> int:
-    release = find_release(version)
+def export(release: Release, check: bool) -> int:
     checkout, folder, series = release.checkout, release.patches, SERIES.read_text().split()
     stamp = Stamp.read(checkout)
     if stamp is None:
@@ -142,28 +136,26 @@ def export(version: str | None, exported: Path, check: bool) -> int:
             f"patches/ has changed since {os.path.relpath(checkout)} was made from it, "
             f"and that has no commits of its own. Run {command_for('apply.sh', folder)} to make it again."
         )
-    count = int(git(checkout, "rev-list", "--count", f"{stamp.base}..HEAD").stdout)
-    if count < len(series):
+    names = [patch.name for patch in read(checkout, stamp.base)]
+    if len(names) < len(series):
         raise Refused(
-            f"the checkout has {count} commits, patches/ {len(series)} patches. Apply the others with "
+            f"the checkout has {len(names)} commits, patches/ {len(series)} patches. Apply the others with "
             "git am --3way, or delete the patch files that are to go, and their lines in patches/series."
         )
-    changed = changes(checkout, stamp.base, folder, exported)
-    names = written(exported)
-    if folder != PATCHES and (new := names - set(series)):
+    if folder != PATCHES and (new := set(names) - set(series)):
         raise Refused(f"{', '.join(sorted(new))}: a release has no patches of its own, only other forms of them.")
+    changed = changes(checkout, stamp.base, folder)
     if check and changed:
-        raise Refused(
-            f"{os.path.relpath(folder, PATCHES.parent)}/ is not what the checkout exports: {', '.join(changed)}. "
-            f"Run {command_for('export.sh', folder)}."
-        )
-    for name in () if check else changed:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if (exported / name).exists():
-            shutil.move(exported / name, folder / name)
+        where, again = os.path.relpath(folder, PATCHES.parent), command_for("export.sh", folder)
+        raise Refused(f"{where}/ is not what the checkout exports: {', '.join(changed)}. Run {again}.")
+    for name, text in changed.items():
+        path = folder / name
+        if text is None:
+            path.unlink()
         else:
-            (folder / name).unlink()
-    print(f"{len(names)} patches, {f'{len(changed)} changed' if changed else 'unchanged'}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    print(f"{len(list(folder.glob('*/*.patch')))} patches, {f'{len(changed)} changed' if changed else 'unchanged'}")
     return 0
 
 
@@ -174,13 +166,9 @@ def main() -> int:
     parser.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if patches/ would change")
     args = parser.parse_args()
-
-    def command() -> int:
-        with alone(), temporary("export") as exported:
-            return export(args.release, exported, args.check)
-
-    return ended(command)
+    with alone():
+        return export(find_release(args.release), args.check)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -13,16 +13,18 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENDOR = ROOT / "vendor"
-PATCHES = ROOT / "patches"
+VENDOR, PATCHES, VENV = ROOT / "vendor", ROOT / "patches", ROOT / ".venv"
 # The patches in order, a line each: the folder of a stage and the file in it.
 SERIES = PATCHES / "series"
-VENV = ROOT / ".venv"
+# How git, tar and pip name what is wrong with a disk and not with what they were asked to do.
+DISK = re.compile(r"No space left on device|Out of diskspace|Disk quota exceeded|Read-only file system")
+# Messages of pip without a network, or when it may not use one.
+OFFLINE = re.compile(r"NewConnectionError|Failed to establish|name resolution|\(from versions: none\)|Max retries")
 
 
 class Refused(Exception):
@@ -33,24 +35,16 @@ def ended(command: Callable[[], int], refused: int = 1) -> int:
     """Run a command and return its exit status. What stops it is one sentence, not a traceback."""
     try:
         return command()
+    except KeyboardInterrupt:
+        print("\nerror: stopped. The same command starts again where this one began.", file=sys.stderr)
+        return 130
     except Refused as error:
         said = str(error)
     except OSError as error:
         # A full disk, or a folder that nobody may write to.
-        where = error.filename or (NOT_WRITTEN if DISK.search(str(error)) else "")
-        said = f"{error.strerror or error}{f': {where}' if where else ''}"
-    except KeyboardInterrupt:
-        print("\nerror: stopped. The same command starts again where this one began.", file=sys.stderr)
-        return 130
+        said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     print(f"error: {said}", file=sys.stderr)
     return refused
-
-
-# How git, tar and pip name what is wrong with a disk and not with what they were asked to do.
-DISK = re.compile(r"No space left on device|Out of diskspace|Disk quota exceeded|Read-only file system")
-# Messages of pip without a network, or when it may not use one.
-OFFLINE = re.compile(r"NewConnectionError|Failed to establish|name resolution|\(from versions: none\)|Max retries")
-NOT_WRITTEN = f"{ROOT} or the folder of temporary files cannot be written to."
 
 
 def run(
@@ -63,8 +57,8 @@ def run(
     """
     out = None if shown else subprocess.PIPE
     done = subprocess.run(command, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
-    if done.returncode and (trouble := DISK.search(done.stderr)) is not None:
-        raise Refused(f"{trouble[0]}: {NOT_WRITTEN}")
+    if done.returncode and (trouble := DISK.search(done.stderr)):
+        raise Refused(f"{trouble[0]}: {ROOT} or the folder of temporary files cannot be written to.")
     if done.returncode and check:
         if "pip" in command and OFFLINE.search(done.stderr):
             raise Refused("pip could not download packages: is the network there? Then run the same command again.")
@@ -101,10 +95,9 @@ def releases() -> tuple[dict[str, Release], str]:
 
 def find_release(version: str | None) -> Release:
     known, default = releases()
-    version = version or default
-    if version not in known:
+    if (version or default) not in known:
         raise Refused(f"mlx-lm {version} is not pinned; vendor/releases.toml has {', '.join(known)}.")
-    return known[version]
+    return known[version or default]
 
 
 def command_for(script: str, folder: Path) -> str:
@@ -116,17 +109,16 @@ def patch_files(version: str = "", stage: str | None = None) -> list[Path]:
     """The patches in order, up to the end of a stage. A release can have its own form of a patch."""
     names = SERIES.read_text().split()
     stages = list(dict.fromkeys(stage_of(name) for name in names))
-    if stage is not None:
-        if stage not in stages:
-            raise Refused(f"--stage {stage}: the stages are {', '.join(stages)}.")
-        names = [name for name in names if stages.index(stage_of(name)) <= stages.index(stage)]
-    own = PATCHES / version if version else PATCHES
-    return [own / name if (own / name).exists() else PATCHES / name for name in names]
+    if stage is not None and stage not in stages:
+        raise Refused(f"--stage {stage}: the stages are {', '.join(stages)}.")
+    kept = stages[: stages.index(stage) + 1] if stage else stages
+    own = PATCHES / version
+    return [own / name if (own / name).exists() else PATCHES / name for name in names if stage_of(name) in kept]
 
 
 def stage_of(name: str) -> str:
     """The stage of a patch, by its line of the series."""
-    return Path(name).parent.name
+    return name.split("/")[0]
 
 
 def patch_name(patch: Path) -> str:
@@ -138,8 +130,8 @@ def fetch(release: Release) -> Release:
     """Download the sdist unless it is there. Returns the release with the hash of the file, which is the pinned one."""
     if not release.sdist.exists():
         print(f"downloading mlx-lm {release.version}", flush=True)
+        what = f"the sdist of mlx-lm {release.version}"
         with temporary("fetch") as scratch:
-            what = f"the sdist of mlx-lm {release.version}"
             download(scratch, what, f"mlx-lm=={release.version}", release.sha256, "--no-binary")
             release.sdist.parent.mkdir(exist_ok=True)
             os.replace(scratch / release.sdist.name, release.sdist)
@@ -149,34 +141,31 @@ def fetch(release: Release) -> Release:
             f"{release.sdist} has sha256 {found}, vendor/releases.toml has {release.sha256}. Nothing was changed. "
             "If the file is damaged, delete it and run this again."
         )
-    return Release(release.version, found)
+    return replace(release, sha256=found)
 
 
 def download(into: Path, what: str, requirement: str, sha256: str, kind: str) -> None:
     """Download a file of the package index with pip, which checks its hash, if there is one."""
-    wanted, package = into / "requirements.txt", requirement.partition("=")[0]
+    wanted = into / "requirements.txt"
     wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n" if sha256 else requirement)
-    options: list[str | Path] = ["--no-deps", kind, package, "--disable-pip-version-check", "--dest", into]
+    pip = [*pip_command(into), "download", "--no-deps", kind, requirement.partition("=")[0], "--dest", into]
     # Somebody who waits for it sees how far it is.
-    done = run(
-        *pip_command(into), "download", *options, "--requirement", wanted, check=False, shown=sys.stdout.isatty()
-    )
-    if not done.returncode:
-        return
-    why = f"could not be downloaded (`python3 -m pip download --no-deps {requirement}` says why): is the network there?"
-    if "DO NOT MATCH THE HASHES" in done.stderr:
-        why = "on the package index does not have the pinned sha256."
-    elif "No matching distribution" in done.stderr and not OFFLINE.search(done.stderr):
-        why = "is not on the package index."
-    raise Refused(f"{what} {why} Nothing was changed.")
+    done = run(*pip, "--disable-pip-version-check", "-r", wanted, check=False, shown=sys.stdout.isatty())
+    if done.returncode:
+        why = f"could not be downloaded (`python3 -m pip download {requirement}` says why): is the network there?"
+        if "DO NOT MATCH THE HASHES" in done.stderr:
+            why = "on the package index does not have the pinned sha256."
+        elif "No matching distribution" in done.stderr and not OFFLINE.search(done.stderr):
+            why = "is not on the package index."
+        raise Refused(f"{what} {why} Nothing was changed.")
 
 
-def pip_command(scratch: Path) -> list[str]:
+def pip_command(scratch: Path) -> list[str | Path]:
     """The pip of this Python. Some distributions ship Python without pip; then the pip of a new venv."""
     if find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     make_venv(scratch / "venv")
-    return [str(scratch / "venv" / "bin" / "python"), "-m", "pip"]
+    return [scratch / "venv" / "bin" / "python", "-m", "pip"]
 
 
 def make_venv(path: Path) -> None:
