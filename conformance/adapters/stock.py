@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import mlx.core as mx
@@ -38,6 +39,8 @@ def can_trim(caches: list[Any], n: int) -> bool:
 
 
 # What an experiment, or the series from its first stages on, has itself.
+if len(signature(can_trim_prompt_cache).parameters) > 1:
+    can_trim = can_trim_prompt_cache
 with suppress(ImportError):
     from mlx_lm.models.cache import restore_prompt_cache as restore  # type: ignore[no-redef]
     from mlx_lm.models.cache import snapshot_prompt_cache as snapshot  # type: ignore[no-redef]
