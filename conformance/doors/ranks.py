@@ -30,6 +30,7 @@ def ranks_of(arguments: Sequence[str], folder: Path, typed: str = "") -> Iterato
         for rank in range(N_RANKS):
             env = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts), "PYTHONUNBUFFERED": "1"}
             out, err = folder / f"{rank}.out", folder / f"{rank}.err"
+            out.touch()
             ranks.append(program(arguments, out, err=err, typed=typed, env=env, cwd=ROOT))
         yield ranks
     finally:
@@ -40,24 +41,20 @@ def ranks_of(arguments: Sequence[str], folder: Path, typed: str = "") -> Iterato
 
 def run(arguments: Sequence[str], folder: Path, typed: str = "") -> list[str]:
     """Run a program as two ranks, and return what each prints. A rank that fails or waits forever fails the test."""
-    files = [folder / f"{rank}.out" for rank in range(N_RANKS)]
-    for file in files:
-        file.touch()
     printed, since = -1, time.monotonic()
     with ranks_of(arguments, folder, typed) as ranks:
+        files = [folder / f"{rank}.out" for rank in range(N_RANKS)]
         # The other ranks would wait for one that failed.
         while None in (codes := [process.poll() for process in ranks]) and not any(codes):
             if (now := sum(file.stat().st_size for file in files)) != printed:
                 printed, since = now, time.monotonic()
             if time.monotonic() - since > SILENCE:
-                break
+                broken(f"the ranks wait for each other: they print nothing for {SILENCE:.0f} seconds")
             time.sleep(0.05)
-    told = [(folder / f"{rank}.err").read_text()[-2000:] for rank in range(N_RANKS)]
-    for rank, (code, said) in enumerate(zip(codes, told, strict=True)):
+    for rank, code in enumerate(codes):
+        said = (folder / f"{rank}.err").read_text()[-2000:].strip()
         if code:
-            broken(f"rank {rank} ends with {code}: {said.strip().rpartition(chr(10))[2]}", said)
-    if None in codes:
-        broken(f"the ranks wait for each other: they print nothing for {SILENCE:.0f} seconds", "\n".join(told))
+            broken(f"rank {rank} ends with {code}: {said.rpartition(chr(10))[2]}", said)
     return [file.read_text() for file in files]
 
 

@@ -6,107 +6,310 @@ blocks. What fails on rank 0 ends at the same step on both. A deadlock fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import mlx.core as mx
 import pytest
-from mlx_lm.utils import load
+from mlx_lm.draft import BlockCosts, DraftStats, NgramModStrategy, NgramModTable, Planner, SuffixStrategy
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.generate import BatchGenerator, generate_step, prompt_lookup_generate_step, speculative_generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+from mlx_lm.utils import load, sharded_load
 
 from conformance import FIXTURE
-from conformance.contracts.c9_ranks_agree.ranks import (
-    BATCHES,
-    CASES,
-    FAILING,
-    SPLITS,
-    STREAMS,
-    Asked,
-    N,
-    Part,
-    Result,
-    decode,
-    decoded,
-)
 from conformance.doors.ranks import call
+from conformance.drafters import Partly, Scripted
 from conformance.oracle.findings import broken
+from conformance.oracle.rows import FREE, breaking
 from conformance.subjects.architectures import build
+from conformance.subjects.families import Counted
 from conformance.subjects.prompts import ids
 from conformance.subjects.tiny import as_qwen2
 
-# The first gives drafts that are right only for a few tokens.
-SHOWN = ("tool", "nothing_to_copy")
+N, SEED, VOCAB = 24, 5, 1024
 # Short prompts for models with random weights.
 PATTERN = [7, 3, 9, 4, 7, 3, 9, 4, 7, 3, 9]
 ROWS = [[7, 3, 9, 4, 7, 3, 9], [5, 1, 5, 1, 5]]
-# The cases of caches that are restored and rewound.
-RESTORED = ("costs", "scripted", "scripted ties", "now and then")
-# How a model is split, its name, and the cases. After a failure the ranks are in step.
-RUNS = {
-    **{how: (how, "fixture", [case for case in STREAMS if how in STREAMS[case].splits]) for how in SPLITS},
-    **{f"pipeline-{name}": ("pipeline", name, [*RESTORED]) for name in ("deepseek_v41", "qwen3_next")},
-    "whole": ("whole", "fixture", ["ungated", "costs"]),
-    "failing": ("tensor", "fixture", [*FAILING, "auto"]),
-    **{f"rows-{name}": ("pipeline", name, ["rows"]) for name in ("qwen3_next", "qwen3_5", "kimi_k3", "bailing_hybrid")},
-    "rows-cannot": ("pipeline", "qwen3_next", ["rank 0 cannot drop", "rank 1 cannot drop"]),
-    "rows-failing": ("whole", "llama", [case for case in BATCHES if BATCHES[case].method]),
+
+
+class Unasked:
+    """A strategy for the ranks after the first. It fails if anything calls it."""
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        raise AssertionError("asked to observe")
+
+    propose = accept = observe
+
+
+class NowAndThen(SuffixStrategy):  # type: ignore[misc]
+    """Proposes nothing for twelve tokens, then drafts for twelve tokens, on request wrong ones."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.wrong, self.n_seen = wrong, 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.n_seen += len(tokens)
+        super().observe(tokens)
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        if self.n_seen // 12 % 2 == 0:
+            return []
+        draft: list[int] = super().propose(n_max)
+        return [1] * n_max if self.wrong else draft
+
+
+class NoToken(SuffixStrategy):  # type: ignore[misc]
+    def propose(self, n_max: int) -> Sequence[int]:
+        return [-1]
+
+
+# The options of a rank, by its number and the text: the prompt with the answer of plain decoding.
+Options = Callable[[int, list[int]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    options: Options = lambda *_: {}
+    # Tensor-parallel ranks wait for each other in every layer: only in a pipeline can one fall behind.
+    splits: Sequence[str] = ("tensor", "pipeline")
+    # Whether drafts are accepted whatever the costs are on this machine, or none is.
+    accepts: bool | None = None
+    # Without a draft for a while, plain decoding runs ahead.
+    ahead: bool = False
+    # What the error of rank 0 says.
+    error: str = ""
+    # Of a batch: how the strategy of the first row on rank 0 fails, and the rank whose caches cannot drop.
+    method: tuple[str, int] | None = None
+    cannot: int | None = None
+
+
+def of_the_first(make: Callable[[list[int]], Any], **more: Any) -> Options:
+    """A strategy of rank 0. Nobody may ask the other ranks."""
+    return lambda rank, text: {"draft_strategy": Unasked() if rank else make(text), **more}
+
+
+def failing(strategy: Any, method: str, at: int) -> Any:
+    setattr(strategy, method, breaking(getattr(strategy, method), at))
+    return strategy
+
+
+def fails(method: str, at: int) -> Case:
+    return Case(of_the_first(lambda _: failing(SuffixStrategy(), method, at)), error=f"call {at}")
+
+
+def of_a_memory(rank: int, text: list[int]) -> dict[str, Any]:
+    """A memory of the text. On other ranks it holds other next tokens."""
+    table = NgramModTable(3)
+    NgramModStrategy(table, VOCAB).observe(text if rank == 0 else [t for token in text for t in (token, token, rank)])
+    return {"draft_type": "ngram-mod", "ngram_mod_table": table, **UNGATED}
+
+
+def of_other_costs(rank: int, _: list[int]) -> dict[str, Any]:
+    return {"draft_type": "auto", "draft_costs": BlockCosts((1, 2, 16), (1, 1.1 + rank, 4 + 9 * rank))}
+
+
+PAYING = {"draft_costs": BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))}
+UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5}
+STREAMS: dict[str, Case] = {
+    "plain": Case(),
+    "memory": Case(of_a_memory, accepts=True),
+    "costs": Case(of_other_costs, accepts=True),
+    "margin": Case(lambda *_: {"draft_type": "auto", "draft_margin": "auto"}),
+    "ties": Case(lambda *_: {"draft_type": "auto", "draft_margin": 2.0}),
+    "slow first": Case(lambda rank, _: {"draft_type": "auto", "seconds": (1 - rank) * 0.005}, ["pipeline"]),
+    "slow last": Case(lambda rank, _: {"draft_type": "auto", "seconds": rank * 0.005, **PAYING}, ["pipeline"]),
+    "now and then": Case(of_the_first(lambda _: NowAndThen(), **PAYING), ahead=True),
+    "wrong": Case(of_the_first(lambda _: NowAndThen(wrong=True), **PAYING), ahead=True),
+    "plain, sampled": Case(lambda *_: {"sampler": make_sampler(0.8)}),
+    "sampled": Case(lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)}),
+    "scripted": Case(of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED), accepts=True),
+}
+# After a failure the ranks are in step.
+FAILING: dict[str, Case] = {
+    "propose fails": fails("propose", 2),
+    "observe fails": fails("observe", 0),
+    "accept fails": fails("accept", 0),
+    "no token": Case(of_the_first(lambda _: NoToken()), error="-1"),
+    "other memories": Case(
+        lambda rank, _: {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(3 + rank), "ngram_size": 3},
+        error="rank",
+    ),
+    "auto": Case(lambda *_: {"draft_type": "auto"}),
+}
+# Two rows, of whose drafts the first half is right. What the stage of one rank cannot drop, no stage drafts.
+CANNOT = {f"rank {rank} cannot drop": Case(cannot=rank, accepts=False) for rank in (0, 1)}
+METHODS = {f"a row whose {how[0]} fails": Case(method=how) for how in (("observe", 1), ("propose", 1), ("accept", 0))}
+BATCHES = {"rows": Case(accepts=True)} | CANNOT | METHODS
+CASES = STREAMS | FAILING | BATCHES
+# How a model is split, its name, and the cases. The ranks are started once for those of a run. In the whole every rank
+# has all of the model.
+Part = tuple[str, str, Sequence[str]]
+RUNS: dict[str, list[Part]] = {
+    "tensor": [("tensor", "fixture", [*(name for name in STREAMS if "tensor" in STREAMS[name].splits), *FAILING])],
+    # Caches that are restored and rewound.
+    "pipeline": [
+        ("pipeline", "fixture", [*STREAMS, "auto"]),
+        *(("pipeline", name, ["costs", "scripted", "now and then"]) for name in ("deepseek_v41", "qwen3_next")),
+    ],
+    "whole": [("whole", "fixture", ["memory", "costs"])],
+    "rows": [
+        *(("pipeline", name, ["rows"]) for name in ("qwen3_next", "qwen3_5", "kimi_k3", "bailing_hybrid")),
+        ("pipeline", "qwen3_next", [*CANNOT]),
+        ("whole", "llama", [*METHODS]),
+    ],
 }
 
 
-def asked_of(cases: Sequence[str], model: Any, prompts: list[list[int]]) -> Iterator[Asked]:
-    """The prompts of each case, with what one rank decodes of them."""
-    plain = cache(lambda how, prompt: decode(Part(model), list(prompt), CASES[how]))
-    for case in cases:
-        how = "plain, sampled" if CASES[case].sampled else "plain"
+class Slow(Counted):
+    """A rank's part of a model."""
+
+    seconds = 0.0
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        time.sleep(self.seconds)
+        return super().__call__(inputs, cache)
+
+
+@dataclass
+class Result:
+    """The record of one rank for one decode."""
+
+    # The tokens of each row, and why it ended.
+    rows: list[tuple[list[int], str]]
+    blocks: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    ahead: int = 0
+    offsets: set[int] = field(default_factory=set)
+    error: str = ""
+
+
+def decode(model: Any, prompt: list[int], case: str = "plain", group: Any = None, right: Sequence[int] = ()) -> Result:
+    """Decode a prompt, together with the other ranks if there are any."""
+    stats, layers, part, step = DraftStats(), make_prompt_cache(model), Slow(model), generate_step
+    options = CASES[case].options(group.rank() if group else 0, [*prompt, *right])
+    part.seconds = options.pop("seconds", 0.0)
+    if group is not None and options.keys() - {"sampler"}:
+        step = speculative_generate_step if "draft_strategy" in options else prompt_lookup_generate_step
+        options |= {"draft_group": group, "stats": stats}
+    mx.random.seed(SEED)
+    verify, result = BlockVerifier.verify, Result([], part.blocks)
+
+    def counted(self: Any, token: Any, draft: Any) -> Any:
+        # A token that is fed before it is known.
+        result.ahead += isinstance(token, mx.array)
+        return verify(self, token, draft)
+
+    tokens = list[int]()
+    with patch.object(BlockVerifier, "verify", counted):
+        try:
+            for token, *_ in step(mx.array(prompt), part, max_tokens=N, prompt_cache=layers, **options):
+                tokens.append(token)
+        except (ValueError, RuntimeError) as e:
+            result.error = f"{type(e).__name__}: {e}"
+    result.rows = [(tokens, "error" if result.error else "length")]
+    result.drafted, result.accepted = stats.drafted, stats.accepted
+    result.offsets = {c.offset for c in layers if hasattr(c, "offset")}
+    return result
+
+
+def decode_rows(model: Any, prompts: list[list[int]], case: Case, group: Any, right: list[list[int]]) -> Result:
+    """Decode prompts in a batch, together with the other ranks."""
+    from mlx_lm.draft import batch_planner  # Not there before the stage of batches.
+
+    strategies = [Partly([*prompt, *answer], 0.5) for prompt, answer in zip(prompts, right, strict=True)]
+    if case.method and group.rank() == 0:
+        failing(strategies[0], *case.method)
+    planners = [Planner(strategy, 5, DraftStats()) for strategy in strategies]
+    able = (lambda *_: False) if group.rank() == case.cannot else batch_planner.can_trim_prompt_cache
+    with patch.object(batch_planner, "can_trim_prompt_cache", able):
+        generator = BatchGenerator(model, draft_costs=FREE, draft_group=group)
+        uids = generator.insert(prompts, [N] * len(prompts), planners=planners)
+        rows: dict[int, tuple[list[int], str]] = {uid: ([], "") for uid in uids}
+        while responses := generator.next_generated():
+            for response in responses:
+                # What a row ends with that failed is no token of its answer.
+                new = [] if response.finish_reason == "error" else [response.token]
+                rows[response.uid] = [*rows[response.uid][0], *new], response.finish_reason or ""
+    stats = [planner.stats for planner in planners]
+    return Result([*rows.values()], [], sum(s.drafted for s in stats), sum(s.accepted for s in stats))
+
+
+@cache
+def split(how: str, name: str, group: Any) -> Any:
+    """This rank's part of a model: a folder with a slash in its name, or an architecture."""
+    if "/" in name and how == "whole":
+        return load(name)[0]
+    if "/" in name:
+        return sharded_load(name, group if how == "pipeline" else None, group if how == "tensor" else None)[0]
+    model = build(name)
+    if how == "pipeline":
+        model.model.pipeline(group)
+    return model
+
+
+# How a model is split, its name, a case, the prompts of its rows, and what one rank decodes of each.
+Asked = tuple[str, str, str, list[list[int]], list[list[int]]]
+
+
+def decoded(asked: Sequence[Asked]) -> Iterator[Result]:
+    """What this rank decodes of each."""
+    group = mx.distributed.init(strict=True, backend="ring")
+    for how, name, case, prompts, right in asked:
+        model = split(how, name, group)
         if case in BATCHES:
-            yield case, ROWS, [plain(how, tuple(prompt)) for prompt in ROWS]
+            yield decode_rows(model, prompts, CASES[case], group, right)
         else:
-            for prompt in prompts[:1] if CASES[case].copies_only else prompts:
-                yield case, [prompt], [plain(how, tuple(prompt))]
+            yield decode(model, prompts[0], case, group, right[0])
+    # A rank that ends takes the pass from the other one that runs ahead.
+    mx.eval(mx.distributed.all_sum(mx.array(1), group=group))
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_two_ranks_decode_what_one_decodes(tmp_path: Path, run: str) -> None:
-    how, name, cases = RUNS[run]
-    if name == "fixture":
-        model, tokenizer = load(str(FIXTURE))
-        prompts = [ids(tokenizer, shown) for shown in SHOWN]
-        name = str(as_qwen2(tmp_path) if how == "pipeline" else FIXTURE)
-    else:
-        model, prompts = build(name), [PATTERN]
-    asked = list(asked_of(cases, model, prompts))
-    found = call(tmp_path, decoded, how, name, asked)
-    for (case, rows, right), (first, other) in zip(asked, found, strict=True):
-        check_alike(case, first, other)
-        check(case, right, first, other, is_text=PATTERN not in rows)
+    asked, rights = list[Asked](), list[list[Result]]()
+    for how, name, cases in RUNS[run]:
+        model, tokenizer = load(str(FIXTURE)) if name == "fixture" else (build(name), None)
+        stream = ids(tokenizer, "tool") if tokenizer else PATTERN
+        folder = str((as_qwen2(tmp_path) if how == "pipeline" else FIXTURE) if tokenizer else name)
+        plain = cache(lambda case, *prompt, model=model: decode(model, list(prompt), case))
+        for case in cases:
+            sampled = "plain, sampled" if "sampler" in CASES[case].options(0, []) else "plain"
+            prompts = ROWS if case in BATCHES else [stream]
+            rights.append([plain(sampled, *prompt) for prompt in prompts])
+            asked.append((how, folder, case, prompts, [right.rows[0][0] for right in rights[-1]]))
+    for one, right, (first, other) in zip(asked, rights, call(tmp_path, decoded, asked), strict=True):
+        about, asks = f"{one[1]}, {one[2]}", CASES[one[2]]
+        check(about, asks, right, first, other)
+        # What random weights say has few copies.
+        is_sure = asks.accepts is not None and (one[3] != [PATTERN] or one[2] == "scripted")
+        if is_sure and (bool(first.accepted) != asks.accepts or not first.drafted):
+            broken(f"{about}: {first.accepted} of {first.drafted} are accepted")
 
 
-def check_alike(name: str, first: Result, other: Result) -> None:
+def check(about: str, case: Case, right: list[Result], first: Result, other: Result) -> None:
+    """What two ranks decode is what one decodes, in the same blocks."""
     for what in ("blocks", "rows", "drafted", "accepted", "ahead"):
-        if getattr(first, what) != getattr(other, what):
-            broken(f"{name}: the {what} differ: {getattr(first, what)} on rank 0, {getattr(other, what)} on rank 1")
-    # A stage of a pipeline may have no cache with an offset.
-    if len(first.offsets | other.offsets) > 1:
-        broken(f"{name}: the caches differ: {first.offsets} tokens on rank 0, {other.offsets} on rank 1")
-
-
-def check(name: str, right: list[Result], first: Result, other: Result, is_text: bool) -> None:
-    """What two ranks decode is what one decodes."""
-    case = CASES[name]
+        if (a := getattr(first, what)) != (b := getattr(other, what)):
+            broken(f"{about}: the {what} differ: {a} on rank 0, {b} on rank 1")
     failed = case.error or case.method
-    for row, ((tokens, end), one) in enumerate(zip(first.rows, right, strict=True)):
-        fails = failed and row == 0
-        if tokens != one.tokens[: len(tokens) if fails else N] or end != ("error" if fails else "length"):
-            broken(f"{name}: two ranks decode {tokens} and end with {end!r}, one rank {one.tokens}")
-    if not failed and not first.offsets | other.offsets <= right[0].offsets:
-        broken(f"{name}: two ranks leave {first.offsets | other.offsets} tokens in the cache, one {right[0].offsets}")
-    if bool(first.error) != bool(case.error) or case.error not in first.error:
-        broken(f"{name}: rank 0 says {first.error!r} instead of {case.error!r}")
-    if case.error and not other.error:
-        broken(f"{name}: rank 0 says {first.error!r}, and rank 1 nothing")
-    # What random weights say has few copies.
-    is_sure = case.accepts is not None and (is_text or name == "scripted")
-    if is_sure and (bool(first.accepted) != case.accepts or not first.drafted):
-        broken(f"{name}: {first.accepted} of {first.drafted} are accepted")
+    for i, ((tokens, end), one) in enumerate(zip(first.rows, right, strict=True)):
+        (wanted, _), fails = one.rows[0], failed and i == 0
+        if tokens != wanted[: len(tokens) if fails else N] or end != ("error" if fails else "length"):
+            broken(f"{about}: two ranks decode {tokens} and end with {end!r}, one rank {wanted}")
+    # A stage of a pipeline may have no cache with an offset.
+    offsets = first.offsets | other.offsets
+    if len(offsets) > 1 or not (failed or offsets <= right[0].offsets):
+        broken(f"{about}: two ranks leave {offsets} tokens in the cache, one {right[0].offsets}")
+    if bool(first.error) != bool(case.error) or case.error not in first.error or bool(other.error) != bool(case.error):
+        broken(f"{about}: the ranks say {first.error!r} and {other.error!r} instead of {case.error!r}")
     if case.ahead and not first.ahead:
-        broken(f"{name}: plain decoding never runs ahead")
+        broken(f"{about}: plain decoding never runs ahead")
