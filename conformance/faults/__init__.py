@@ -39,25 +39,15 @@ class Fault:
         Raises:
             ValueError: if what is replaced is not there exactly once.
         """
-        start, end = _span(source, self.within) if self.within else (0, len(source))
-        part = source[start:end]
+        lines, nodes = source.splitlines(keepends=True), ast.parse(source).body
+        start, end = 0, len(lines)
+        for name in self.within.split(".") if self.within else ():
+            (node,) = [n for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name]
+            start, end, nodes = node.lineno - 1, node.end_lineno or 0, node.body
+        part = "".join(lines[start:end])
         if part.count(self.right) != 1:
             raise ValueError(f"{self.name}: {self.right!r} is in {self.file} {part.count(self.right)} times")
-        return source[:start] + part.replace(self.right, self.wrong) + source[end:]
-
-
-def _span(source: str, name: str) -> tuple[int, int]:
-    """Where the text of a class or a function begins and ends. A method is named as CLASS.METHOD."""
-    nodes = ast.parse(source).body
-    for part in name.split("."):
-        found = [node for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
-        if len(found) != 1:
-            raise ValueError(f"{name} is there {len(found)} times")
-        nodes = found[0].body
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    return starts[found[0].lineno - 1], starts[found[0].end_lineno or 0]
+        return "".join([*lines[:start], part.replace(self.right, self.wrong), *lines[end:]])
 
 
 def read(path: Path) -> list[Fault]:

@@ -12,8 +12,6 @@ from pathlib import Path
 from conformance import ROOT
 from conformance.series.patches import DEFAULT
 
-Done = subprocess.CompletedProcess[str]
-
 
 @dataclass
 class Clone:
@@ -23,7 +21,8 @@ class Clone:
     def made(cls, root: Path) -> Clone:
         for name in ("scripts", "patches", "vendor/sdist"):
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "vendor" / "releases.toml", root / "vendor")
+        for name in ("vendor/releases.toml", "tox.ini", "pyproject.toml"):
+            shutil.copy(ROOT / name, root / name)
         (root / "vendor" / ".lock").touch()
         return cls(root)
 
@@ -31,7 +30,7 @@ class Clone:
     def env(self) -> dict[str, str]:
         return os.environ | {"PYTHON": sys.executable}
 
-    def run(self, script: str, *args: str, **env: str) -> Done:
+    def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a script from another directory, as a user may."""
         command = [str(self.root / "scripts" / script), *args]
         return subprocess.run(command, cwd="/", env=self.env | env, capture_output=True, text=True)
@@ -43,16 +42,6 @@ class Clone:
 
     def apply(self, *args: str) -> str:
         return self.works("apply.sh", "--no-install", *args)
-
-    def refused(self, script: str, *args: str, status: int = 1, **env: str) -> str:
-        """Run a script that has to fail: it says one thing, and changes nothing."""
-        before = self.state()
-        done = self.run(script, *args, **env)
-        assert done.returncode == status, done.stdout + done.stderr
-        assert done.stderr.startswith(("error: ", "usage: ")), done.stderr
-        changed = sorted(name for name, now in self.state().items() if before.get(name) != now)
-        assert not changed, f"it changed {', '.join(changed)}"
-        return done.stderr
 
     @property
     def checkout(self) -> Path:
@@ -81,11 +70,10 @@ class Clone:
 
     def state(self) -> dict[str, bytes]:
         """All files except those of git, and the state of the checkout in git."""
-        files = {
-            str(path): path.read_bytes()
-            for path in self.root.rglob("*")
-            if path.is_file() and ".git/" not in str(path) and "__pycache__" not in str(path)
-        }
+        paths = (
+            path for path in self.root.rglob("*") if path.is_file() and not {".git", "__pycache__"} & {*path.parts}
+        )
+        files = {str(path): path.read_bytes() for path in paths}
         return files | ({"HEAD": self.git("rev-parse", "HEAD").encode()} if self.checkout.exists() else {})
 
 

@@ -19,15 +19,15 @@ def clone(tmp_path: Path) -> Clone:
 
 
 @pytest.fixture(scope="session")
-def applied_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def applied_once(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     made = Clone.made(tmp_path_factory.mktemp("applied") / NAME)
     made.apply()
     # Few files are copied sooner than many.
     made.git("gc", "--quiet")
-    return made.root
+    return made
 
 
 @pytest.fixture
-def applied(applied_once: Path, tmp_path: Path) -> Clone:
+def applied(applied_once: Clone, tmp_path: Path) -> Clone:
     """A copy with the checkout of the default release, which takes seconds to make."""
-    return Clone(shutil.copytree(applied_once, tmp_path / NAME, symlinks=True))
+    return Clone(shutil.copytree(applied_once.root, tmp_path / NAME, symlinks=True))

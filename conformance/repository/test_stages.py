@@ -47,8 +47,3 @@ def test_what_holds_is_collected(stage: str, lines: str, kept: list[str]) -> Non
     config = cast(Any, SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: None)))
     Plugin(stage, read(lines), ["one", "two", "three"]).pytest_collection_modifyitems(config, items)
     assert [item.nodeid for item in items] == kept
-
-
-def test_what_is_no_stage_is_named() -> None:
-    with pytest.raises(pytest.UsageError, match="--stage four: the stages are one, two, three"):
-        Plugin("four", {}, ["one", "two", "three"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,51 +65,27 @@ def of_ref(name: str, against: str = "") -> Change:
     return Change(where, before, after)
 
 
-def changed_tests(before: str, after: str) -> list[str]:
-    """The names of the tests that are new or changed, as "Class::test" or "test".
-
-    The list is empty if anything but tests and imports differs too: any test may use that.
-    """
-    (old, shared_before), (new, shared) = _parts(before), _parts(after)
-    if before and shared_before != shared:
-        return []
-    return [name for name, code in new.items() if old.get(name) != code]
+def tests_of(file: Path) -> set[tuple[str, str]]:
+    """The tests of a file, by name and code."""
+    nodes = ast.walk(ast.parse(file.read_text() if file.exists() else ""))
+    return {(n.name, ast.dump(n)) for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test")}
 
 
-def _parts(source: str) -> tuple[dict[str, str], str]:
-    """The tests by name, and the rest of the source without tests and imports."""
-    module = ast.parse(source)
-    tests = dict(_tests(module))
-    module.body = [node for node in module.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    return tests, ast.dump(module)
+def selected(files: list[str], before: Path, after: Path) -> list[str]:
+    """What pytest selects the tests by that a change adds or changes: whole files if it changes no test in them."""
+    names = sorted({name for file in files for name, _ in tests_of(after / file) - tests_of(before / file)})
+    return [*files, "-k", " or ".join(names)] if names else files
 
 
-def _tests(node: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Take the tests out of a module or a class, name by name."""
-    for child in list(node.body):
-        if isinstance(child, ast.ClassDef):
-            yield from _tests(child, f"{child.name}::")
-        elif isinstance(child, ast.FunctionDef) and child.name.startswith("test"):
-            node.body.remove(child)
-            yield prefix + child.name, ast.dump(child)
-
-
-def selected(file: str, before: Path, after: Path) -> list[str]:
-    """The tests of a file that a change adds or changes, or the whole file if it changes code that the tests share."""
-    old = (before / file).read_text() if (before / file).exists() else ""
-    return [f"{file}::{name}" for name in changed_tests(old, (after / file).read_text())] or [file]
-
-
-def with_and_without(change: Change, folder: Path, to_the_end: bool = False) -> tuple[Done, Done]:
+def with_and_without(change: Change, folder: Path, *options: str) -> tuple[Done, Done]:
     """Run the tests of a change on the tree with it, and on the tree without it."""
     after, before = (with_model(change.unpack(c, folder / c[:12])) for c in (change.after, change.before))
-    files = change.tests()
-    tests = [test for file in files for test in selected(file, before, after)]
-    if not tests:
+    if not (files := change.tests()):
         return Done(0, "it has no test"), Done(0, "it has no test")
-    passed = run_tests(after, *tests, *AS_ON_STOCK)
+    tests = [*selected(files, before, after), *AS_ON_STOCK, *options]
+    passed = run_tests(after, *tests)
     # Helpers that the tests share come along. Only the package itself is to be missing.
     for file in (name for _, _, name in change.numbers() if name.startswith("tests/") and (after / name).exists()):
         (before / file).parent.mkdir(exist_ok=True)
         (before / file).write_bytes((after / file).read_bytes())
-    return passed, run_tests(before, "-rfE", *tests, *AS_ON_STOCK, to_the_end=to_the_end)
+    return passed, run_tests(before, "-rfE", *tests)

@@ -33,7 +33,7 @@ def summary(said: str) -> str:
 
 
 def run_own_tests(change: Change, folder: Path) -> list[str]:
-    passed, failed = with_and_without(change, folder, to_the_end=True)
+    passed, failed = with_and_without(change, folder)
     print(f"  its tests, with it:\n{summary(passed.said)}\n  without it:\n{summary(failed.said)}", flush=True)
     faults = ["its tests fail with it"] if passed.returncode else []
     if failed.returncode not in FAILURES:

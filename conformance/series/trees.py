@@ -27,20 +27,6 @@ class Done:
     said: str
 
 
-class FirstFailure:
-    """Ends a run at the first failure, also in a subtest, which pytest's -x does not."""
-
-    failed = False
-
-    def pytest_runtest_logreport(self, report: object) -> None:
-        import pytest
-
-        if getattr(report, "failed", False):
-            self.failed = True
-            print(getattr(report, "longreprtext", ""))
-            pytest.exit("the first failure")
-
-
 def in_tree(tree: Path, folder: Path, call: Callable[..., int], *arguments: Any, timeout: float | None = None) -> Done:
     """Call a function in a folder, on the mlx-lm of a tree. The function returns the exit status."""
     process = start(_child, tree, folder, call, arguments, **SETTINGS)
@@ -74,16 +60,14 @@ def _child(tree: Path, folder: Path, call: Callable[..., int], arguments: tuple[
     os._exit(code)
 
 
-def run_tests(tree: Path, *arguments: str, to_the_end: bool = False) -> Done:
-    """Run pytest on the mlx-lm of a tree, up to the first failure or to the end."""
-    return in_tree(tree, tree, _pytest, str(tree), arguments, to_the_end)
+def run_tests(tree: Path, *arguments: str) -> Done:
+    """Run pytest on the mlx-lm of a tree."""
+    return in_tree(tree, tree, _pytest, str(tree), arguments)
 
 
-def _pytest(tree: str, arguments: tuple[str, ...], to_the_end: bool) -> int:
+def _pytest(tree: str, arguments: tuple[str, ...]) -> int:
     # In fewer columns pytest cuts off the name of the error.
     os.environ |= {"PYTHONPATH": tree, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "240"}
     import pytest
 
-    first = FirstFailure()
-    code = pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[] if to_the_end else [first])
-    return 1 if first.failed else int(code)
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,7 +30,7 @@ AS_ON_STOCK = [f"--deselect=tests/{test}" for test in KNOWN]
 
 def outcome(tree: Path, tests: Iterable[str]) -> tuple[int, set[str]]:
     """The number of tests of a tree that pass, and the names of those that fail."""
-    done = run_tests(tree, "--tb=no", "-rfE", *(f"tests/{test}" for test in tests), to_the_end=True)
+    done = run_tests(tree, "--tb=no", "-rfE", *(f"tests/{test}" for test in tests))
     assert done.returncode in (0, 1), done.said[-3000:]
     passed = re.search(r"(\d+) passed", done.said)
     failed = re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) tests/(\S+)", done.said, re.MULTILINE)
@@ -40,18 +39,14 @@ def outcome(tree: Path, tests: Iterable[str]) -> tuple[int, set[str]]:
 
 def related(tree: Path, changed: Iterable[str]) -> list[str]:
     """The tests that import a changed module by name. For any model file these are the tests of the models."""
-    modules = {name.removesuffix(".py").replace("/", ".") for name in changed if name.startswith("mlx_lm/")}
+    modules = [name.removesuffix(".py").replace("/", ".") for name in changed if name.startswith("mlx_lm/")]
     found = []
     for name in FILES:
         path = tree / "tests" / f"{name}.py"
-        if not path.exists():
-            continue
-        imported: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                imported |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.Import):
-                imported |= {alias.name for alias in node.names}
-        if modules & imported or (name == "test_models" and any(m.startswith("mlx_lm.models.") for m in modules)):
-            found.append(f"{name}.py")
+        text = path.read_text() if path.exists() else ""
+        for package, _, module in (module.rpartition(".") for module in modules):
+            imported = rf"(?m)^ *(from|import) {re.escape(package)}(\.| import .*\b){module}\b"
+            if re.search(imported, text) or (text and name == "test_models" and package == "mlx_lm.models"):
+                found.append(f"{name}.py")
+                break
     return found

@@ -8,12 +8,7 @@ from inspect import ismodule
 import mlx_lm
 import pytest
 
-from conformance.subjects.architectures import (
-    CONFIGS,
-    NOT_MODELS,
-    UNRUNNABLE,
-    model_files,
-)
+from conformance.subjects.architectures import CONFIGS, UNRUNNABLE, model_files
 
 # Model files that some supported releases have and others do not.
 SINCE: dict[str, tuple[str, ...]] = {
@@ -32,16 +27,6 @@ def test_no_entry_is_stale() -> None:
     gone = {name for name, releases in SINCE.items() if mlx_lm.__version__.split("+")[0] not in releases}
     stale = sorted((CONFIGS.keys() | UNRUNNABLE.keys()) - set(model_files()) - gone)
     assert not stale, f"mlx-lm {mlx_lm.__version__} has no model file for the entries {', '.join(stale)}."
-
-
-def test_the_shared_parts_are_no_models() -> None:
-    assert {"base", "cache", "rope_utils", "switch_layers"} <= NOT_MODELS
-    assert not NOT_MODELS & (CONFIGS.keys() | UNRUNNABLE.keys())
-
-
-def test_the_entries_are_sorted_by_name() -> None:
-    assert list(CONFIGS) == sorted(CONFIGS)
-    assert list(UNRUNNABLE) == sorted(UNRUNNABLE)
 
 
 # Names that programs import.
