@@ -15,7 +15,7 @@ from functools import cache
 from tokenizers import Tokenizer
 
 from conformance import FIXTURE
-from conformance.lab.recorded.answers import FILES, is_judge, read
+from conformance.lab.recorded.answers import FILES, read
 from conformance.lab.texts import edits, workloads
 from conformance.lab.texts.workloads import KINDS, Corpus
 from conformance.subjects.prompts import Message
@@ -29,7 +29,6 @@ VOCAB = 2**18 - 1
 LOOPS = "(loops)"
 # The id of <|im_end|>.
 EOS = 2
-PARTS = ("fit", "judge")
 Encode = Callable[[str], list[int]]
 
 
@@ -68,11 +67,10 @@ def recorded(record: dict[str, object], prompt: Sequence[int], answer: Sequence[
     return Stream(kind, len(prompt), 0, (Request(list(prompt), list(answer), (EOS,)),))
 
 
-def load(what: str, part: str | None = None) -> list[Stream]:
-    """The streams of "answers", "sampled" or "edits", or those of one part: "fit" or "judge". Kinds stay together."""
+def load(what: str) -> list[Stream]:
+    """The streams of "answers", "sampled" or "edits". Kinds stay together."""
     _, records = read(FILES[what])
-    chosen = [one for one in records if part is None or PARTS[is_judge(one["source"])] == part]
-    found = [recorded(one, one["prompt"], one["answer"]) for one in chosen]
+    found = [recorded(one, one["prompt"], one["answer"]) for one in records]
     order = [*dict.fromkeys(one["kind"] for one in records), LOOPS]
     return sorted(found, key=lambda one: order.index(one.name))
 

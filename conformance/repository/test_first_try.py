@@ -18,8 +18,6 @@ from conformance.lab.demo import picture
 
 pytestmark = pytest.mark.selftest
 
-# It runs in an environment that has PyTorch, which the suite has not.
-WITH_TORCH = {"conformance.lab.train_fixture"}
 ASKED = ("conformance check", "conformance probe", "conformance report")
 
 
@@ -32,7 +30,7 @@ def commands() -> list[str]:
     files = (ROOT / "conformance").rglob("*.py")
     found = [path for path in files if '__name__ == "__main__"' in path.read_text("utf-8") and "test_" not in path.name]
     names = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in found)
-    return sorted({name.removesuffix(".__main__") for name in names} - WITH_TORCH)
+    return sorted({name.removesuffix(".__main__") for name in names})
 
 
 def told(command: str, *arguments: str) -> int:
@@ -82,7 +80,7 @@ CTRL_C = "import sys; sys.argv[0] = '-m'; import conformance; raise KeyboardInte
 # What a Python without packages runs, the one line that it says, and its exit status: 0, 1 and 2 are answers of check.
 SAID: list[tuple[list[str], str, int]] = [
     *((["-m", *tool.split(), "--model", "any"], NEEDS, 3) for tool in ASKED),
-    *((["-m", tool], NEEDS, 1) for tool in ("conformance.lab.demo", "conformance.lab.simulate", *sorted(WITH_TORCH))),
+    *((["-m", tool], NEEDS, 1) for tool in ("conformance.lab.demo", "conformance.lab.simulate")),
     (["-c", CTRL_C], "^$", -signal.SIGINT),
 ]
 

@@ -13,8 +13,7 @@ oracle that knows which earlier place is copied next, and one that knows the ans
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.models.base import SHORT_BLOCK
@@ -22,7 +21,7 @@ from mlx_lm.models.base import SHORT_BLOCK
 from conformance.arguments import at_least_one, parser
 from conformance.lab.simulate.rivals import RIVALS, limits
 from conformance.lab.simulate.run import TABLES, Row, makers, run
-from conformance.lab.streams import NAMES, PARTS, Stream, bpe, load, streams, words
+from conformance.lab.streams import Encode, Stream, bpe, load, streams, words
 from conformance.lab.texts import edits
 from conformance.tables import table
 
@@ -33,41 +32,14 @@ TITLES = {
     "tokens_a_forward": "Tokens a forward pass",
     "fed_a_token": "Tokens fed for a token of the answer",
 }
-
-
-def made(names: Sequence[str], args: argparse.Namespace) -> list[Stream]:
-    return streams(SEEDS, encode=words() if args.words else bpe(), names=names)
-
-
 # What can be simulated, by the option that asks for it; the first needs none. The text is above the tables, too.
-SOURCES: dict[str, tuple[str, Callable[[argparse.Namespace], list[Stream]]]] = {
-    "answers": ("recorded answers of SmolLM2", lambda args: load("answers", args.part)),
-    "sampled": ("recorded answers of SmolLM2, sampled", lambda args: load("sampled", args.part)),
-    "real-edits": ("real edits, known answers", lambda args: load("edits", args.part)),
-    "fixture": ("made-up work, known answers", lambda args: made(NAMES, args)),
-    "edits": ("made-up edits, known answers", lambda args: made(edits.NAMES, args)),
+SOURCES: dict[str, tuple[str, Callable[[Encode], list[Stream]]]] = {
+    "answers": ("recorded answers of SmolLM2", lambda _: load("answers")),
+    "sampled": ("recorded answers of SmolLM2, sampled", lambda _: load("sampled")),
+    "real-edits": ("real edits, known answers", lambda _: load("edits")),
+    "fixture": ("made-up work, known answers", lambda encode: streams(SEEDS, encode=encode)),
+    "edits": ("made-up edits, known answers", lambda encode: streams(SEEDS, encode=encode, names=edits.NAMES)),
 }
-RECORDED = ("answers", "sampled", "real-edits")
-
-
-def parsed() -> argparse.Namespace:
-    options = parser(__doc__, "python -m conformance.lab.simulate")
-    add = options.add_argument
-    group = options.add_mutually_exclusive_group()
-    for name in list(SOURCES)[1:]:
-        group.add_argument(f"--{name}", dest="source", action="store_const", const=name, help=SOURCES[name][0])
-    options.set_defaults(source="answers")
-    add("--costs", nargs="+", choices=TABLES, default=list(TABLES), help="the devices whose block costs are taken")
-    add("--part", choices=PARTS, help="half of what is recorded: fitted to, or not")
-    add("--bound", type=at_least_one, help="the longest draft (default: the one of 'auto')")
-    add("--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does")
-    add("--words", action="store_true", help="made-up streams with one token for each word")
-    labels = list(makers() | RIVALS)
-    add("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
-    args = options.parse_args()
-    if args.part and args.source not in RECORDED:
-        options.error(f"--part excludes --{args.source}: only what is recorded has parts")
-    return args
 
 
 def show(rows: dict[str, Row], value: str) -> str:
@@ -82,9 +54,21 @@ def show(rows: dict[str, Row], value: str) -> str:
 
 
 def main() -> None:
-    args = parsed()
+    options = parser(__doc__, "python -m conformance.lab.simulate")
+    add = options.add_argument
+    group = options.add_mutually_exclusive_group()
+    for name in list(SOURCES)[1:]:
+        group.add_argument(f"--{name}", dest="source", action="store_const", const=name, help=SOURCES[name][0])
+    options.set_defaults(source="answers")
+    add("--costs", nargs="+", choices=TABLES, default=list(TABLES), help="the devices whose block costs are taken")
+    add("--bound", type=at_least_one, help="the longest draft (default: the one of 'auto')")
+    add("--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does")
+    add("--words", action="store_true", help="made-up streams with one token for each word")
+    labels = list(makers() | RIVALS)
+    add("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
+    args = options.parse_args()
     what, make = SOURCES[args.source]
-    found = make(args)
+    found = make(words() if args.words else bpe())
     bound = args.bound or (SHORT_BLOCK - 1 if args.ungated else MAX_AUTO_DRAFT)
     for name in args.costs:
         compared, costs = makers() | RIVALS, TABLES[name]

@@ -65,8 +65,7 @@ class Result:
     ahead: int = 0
 
     def __add__(self, other: Result) -> Result:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Result(*(a + b for a, b in pairs))
+        return Result(*map(sum, zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @property
     def speed(self) -> float:
