@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from mlx_lm.draft import device_costs
 
-from conformance.drafters import Changing, Wrong
+from conformance.drafters import Changing, Scripted, Wrong
 from conformance.lab.simulate.batches import DEVICES, KINDS, SIZES, Asked, Batch, decode, requests
 from conformance.lab.simulate.run import Make
 from conformance.lab.streams import Request
@@ -59,30 +59,15 @@ def test_a_batch_of_copies_is_faster(device: str, sizes: Sequence[int], least: f
         assert speed > least, f"{size} rows that copy are {speed:.2f} times as fast as without drafts, not {least}"
 
 
-class Silent:
-    """Drafts nothing, and counts what it is shown."""
-
-    n_seen = 0
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        self.n_seen += len(tokens)
-
-    def propose(self, n_max: int) -> Sequence[int]:
-        return []
-
-    def accept(self, n_accepted: int, n_drafted: int) -> None:
-        pass
-
-
 def test_a_batch_runs_ahead_where_nothing_is_drafted() -> None:
     """As plain batching does: a pass begins before anybody knows the token that it feeds."""
-    strategy, n = Silent(), 40
+    strategy, n = Scripted([]), 40
     batch, known = Batch([(Request([0], list(range(n))), True)], 1, device_costs("cpu"), lambda: strategy), []
     while not batch.ended:
         before = batch.spent
         batch.step()
         if batch.spent > before:
-            known.append(strategy.n_seen)
+            known.append(len(strategy.seen))
     # The prompt, and all but the token of each pass.
     late = sum(known[i] > 1 + i for i in range(3, n - 1))
     assert late == 0, f"{late} of {n} passes begin after the token that they feed is read"
