@@ -11,14 +11,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlx_lm.draft import BlockCosts
+import mlx.core as mx
+from mlx_lm.draft import DraftOptions, DraftStats
 from mlx_lm.draft.model import block_costs
+from mlx_lm.generate import speculative_generate_step
+from mlx_lm.models.cache import make_prompt_cache
 
-from conformance.check.decoding import Drafting, drafted
 from conformance.check.prompts import Unusable, built_in, encode
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, judge
 from conformance.drafters import Scripted
-from conformance.oracle.recorder import Recording, Task, gaps, plain, rows_of
+from conformance.oracle.findings import first_line
+from conformance.oracle.recorder import (
+    Block,
+    Recording,
+    Task,
+    Watched,
+    gaps,
+    next_turn,
+    offsets_of,
+    plain,
+    rows_of,
+    until_the_end,
+)
 
 RUNS = 3
 # The run whose drafts are wrong on purpose, and the longest of them.
@@ -29,6 +43,20 @@ The model does not run on this device as it is, so nothing can be said of drafti
 (Mixtures of experts in 16 bits do not run on a CPU; in 32 or 4 bits they do.)"""
 # Near ties of a run that are printed; the JSON file has all of them.
 SHOWN = 5
+ADVICE = {
+    0: "exact: drafting changes no token of this model on this device.",
+    1: """\
+near ties only: the state is right after every rollback, but a block of tokens is rounded in another way than single
+tokens on this device, and candidates that are closer than that change places. Both texts are the model's. For the text
+of plain decoding, pass draft_margin="auto" (here: --draft-margin auto), or a number that
+`python -m conformance probe` recommends.""",
+    2: """\
+FAULT: a state or a choice is wrong, which rounding does not explain. Do not use drafting with this model. Please report
+the file that --json writes, the model and its revision, and the versions above.""",
+}
+UNSTEADY = """\
+not deterministic: plain decoding does not repeat itself here, with nothing drafted. Drafting cannot be exact where
+there is no one text to be equal to; the verdicts above compare with clean replays all the same."""
 EXITS = {EXACT: 0, NEAR_TIE: 1, FAULT: 2}
 Say = Callable[[str], None]
 
@@ -53,80 +81,82 @@ class Report:
 
     @property
     def kind(self) -> str:
-        kinds = {verdict.kind for verdict in self.verdicts.values()}
-        return next((kind for kind in (FAULT, NEAR_TIE) if kind in kinds), EXACT)
+        return max((verdict.kind for verdict in self.verdicts.values()), key=EXITS.__getitem__)
 
     @property
     def code(self) -> int:
         return max(EXITS[self.kind], int(bool(self.plain_differ) or self.equal < self.pairs))
 
 
-@dataclass(frozen=True)
-class Steps:
-    say: Say
-    where: str
+def drafted(model: Any, task: Task, strategy: Any, **options: Any) -> Recording:
+    """Decode as a user drafts, and keep what the run saw. Without costs for them, drafts are fed whole."""
+    watched, cache, stats = Watched(model), make_prompt_cache(model), DraftStats()
+    # When a token is yielded, the row of the next one has been taken from the last block that was fed.
+    owners: list[Block] = []
 
-    def __call__(self, what: str) -> None:
-        self.say(f"{self.where}{what}")
+    def note(*progress: int) -> None:
+        if not progress or progress[0] == progress[1]:
+            owners.append(watched.blocks[-1])
 
-
-def shared(a: list[int], b: list[int]) -> int:
-    """The length of the common beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def named(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def plain_runs(model: Any, name: str, task: Task, say: Say) -> tuple[Report, Recording, list[list[int]]]:
-    """A report of what the plain runs share, the first of them, and the tokens of all."""
-    say("plain 1")
-    first = plain(model, task)
-    report, tokens = Report(name, len(task.prompt), first.tokens), [first.tokens]
-    for number in range(2, RUNS + 1):
-        say(f"plain {number}")
-        run = plain(model, task)
-        tokens.append(run.tokens)
-        same = shared(run.tokens, first.tokens)
-        if run.tokens != first.tokens:
-            report.plain_differ.append(same)
-        # The row at which they part is of the same text.
-        report.floor = max([report.floor, *gaps(run.rows[: same + 1], first.rows[: same + 1])])
-    return report, first, tokens
+    steps = speculative_generate_step(
+        mx.array(task.prompt),
+        watched,
+        draft_strategy=strategy,
+        disable_adaptive_gate="draft_costs" not in options,
+        max_tokens=task.max_tokens,
+        prompt_cache=cache,
+        prompt_progress_callback=note,
+        eos_token_ids=task.eos,
+        stats=stats,
+        **options,
+    )
+    tokens, rows = until_the_end(task, steps, note)
+    last = offsets_of(cache)
+    return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, owners[: len(rows)], stats)
 
 
-def drafted_run(model: Any, task: Task, drafting: Drafting, what: str, right: list[int]) -> Recording:
-    if what != DEPTHS:
-        return drafted(model, task, drafting)
-    # Whatever the text is like: drafts that are wrong at each place in turn.
-    script = Scripted([*task.prompt, *right], max(*task.prompt, *right) + 1)
-    return drafted(model, task, Drafting(num_draft_tokens=SCRIPTED, margin=drafting.margin), script)
-
-
-def examine(model: Any, name: str, task: Task, drafting: Drafting, say: Say) -> Report:
+def examine(model: Any, name: str, task: Task, strategy: Callable[[], Any], say: Say, **options: Any) -> Report:
     """Decode one prompt in all ways."""
+    texts = list[list[int]]()
     try:
-        report, first, tokens = plain_runs(model, name, task, say)
+        say("plain 1")
+        first = plain(model, task)
+        report = Report(name, len(task.prompt), first.tokens)
+        texts.append(first.tokens)
+        for number in range(2, RUNS + 1):
+            say(f"plain {number}")
+            run = plain(model, task)
+            texts.append(run.tokens)
+            pairs = enumerate(zip(run.tokens, first.tokens, strict=False))
+            same = next((i for i, (x, y) in pairs if x != y), min(len(run.tokens), len(first.tokens)))
+            report.plain_differ += [same] * (run.tokens != first.tokens)
+            # The row at which they part is of the same text.
+            report.floor = max([report.floor, *gaps(run.rows[: same + 1], first.rows[: same + 1])])
     except Exception as error:
-        raise Unusable(CANNOT.format(said=named(error))) from error
+        raise Unusable(CANNOT.format(said=first_line(error))) from error
     known: list[tuple[Recording, Verdict]] = []
     for what in (*(f"drafted {number}" for number in range(1, RUNS + 1)), DEPTHS):
         say(what)
         try:
-            run = drafted_run(model, task, drafting, what, first.tokens)
+            if what == DEPTHS:
+                # Whatever the text is like: drafts that are wrong at each place in turn.
+                text = [*task.prompt, *first.tokens]
+                whole = {"num_draft_tokens": SCRIPTED, "draft_margin": options["draft_margin"]}
+                run = drafted(model, task, Scripted(text, max(text) + 1), **whole)
+            else:
+                run = drafted(model, task, strategy(), **options)
         except Exception as error:
-            why = f"drafting raises {named(error)}, and plain decoding does not"
+            why = f"drafting raises {first_line(error)}, and plain decoding does not"
             report.verdicts[what] = Verdict(FAULT, False, 0.0, math.inf, position=0, why=why)
             continue
         say(f"{what}: clean replays")
-        same = [verdict for one, verdict in known if is_same(one, run)]
-        report.verdicts[what] = verdict = same[0] if same else judge(model, task, run, first, report.floor)
+        # Runs that are the same share a verdict.
+        verdict = next((verdict for one, verdict in known if is_same(one, run)), None)
+        report.verdicts[what] = verdict = verdict or judge(model, task, run, first, report.floor)
+        known.append((run, verdict))
         if what != DEPTHS:
-            known = known or [(run, verdict)]
-            report.pairs += len(tokens)
-            report.equal += tokens.count(run.tokens)
+            report.pairs += len(texts)
+            report.equal += texts.count(run.tokens)
             report.tokens_a_forward = len(run.tokens) / max(run.stats.forwards, 1)
             report.strategy, report.reason = run.stats.strategy, run.stats.reason
     return report
@@ -138,15 +168,15 @@ def is_same(a: Recording, b: Recording) -> bool:
 
 def lines_of(report: Report, decode: Callable[[int], str]) -> Iterator[str]:
     """What is said of one prompt."""
-    drafted_kinds = [verdict for what, verdict in report.verdicts.items() if what != DEPTHS]
-    bits = ", bit for bit" if all(verdict.bits for verdict in drafted_kinds) else ""
+    bits = all(verdict.bits for what, verdict in report.verdicts.items() if what != DEPTHS)
     yield f"{report.name}: {report.n_prompt} tokens in, {len(report.tokens)} out"
-    yield f"  pairs     {report.equal} of {report.pairs} have the same tokens{bits}"
+    yield f"  pairs     {report.equal} of {report.pairs} have the same tokens{', bit for bit' if bits else ''}"
     because = f", {report.reason}" if report.reason else ""
     yield f"  drafts    {report.tokens_a_forward:.2f} tokens a forward pass, {report.strategy}{because}"
     for position in report.plain_differ:
         yield f"  PLAIN     two plain runs differ at token {position}: the model itself is not deterministic here"
-    for whats, verdict in distinct(report.verdicts):
+    for verdict in {id(verdict): verdict for verdict in report.verdicts.values()}.values():
+        whats = ", ".join(what for what, one in report.verdicts.items() if one is verdict)
         yield f"  verdict   {whats}: {said(verdict)}"
         if verdict.kind == FAULT:
             yield f"    FAULT at token {verdict.position}: {verdict.why}"
@@ -154,46 +184,21 @@ def lines_of(report: Report, decode: Callable[[int], str]) -> Iterator[str]:
             yield from (of_tie(tie, decode) for tie in verdict.near_ties[:SHOWN])
 
 
+def said(verdict: Verdict) -> str:
+    if verdict.kind == FAULT:
+        return "the state or the choice is wrong"
+    if verdict.kind == NEAR_TIE:
+        return f"{len(verdict.near_ties)} tokens are near ties, the state is that of clean replays"
+    if verdict.bits:
+        return "exact: tokens, log probabilities and the cache that is left"
+    return f"exact: tokens; log probabilities within the noise of clean replays ({verdict.noise:.1e})"
+
+
 def of_tie(tie: Divergence, decode: Callable[[int], str]) -> str:
     single = f"{decode(tie.single)!r} ({tie.single}) leads by {tie.single_lead:.3g} in single steps"
     drafted = f"{decode(tie.drafted)!r} ({tie.drafted}) by {tie.drafted_lead:.3g} in a block of {tie.block}"
     note = " (so much noise is no rounding: see probe)" if tie.clear else ""
     return f"    near tie at token {tie.position}: {single}, {drafted}; noise {tie.noise:.2g}{note}"
-
-
-def distinct(verdicts: dict[str, Verdict]) -> Iterator[tuple[str, Verdict]]:
-    """Runs that are the same share a line."""
-    names: dict[int, list[str]] = {}
-    for what, verdict in verdicts.items():
-        names.setdefault(id(verdict), []).append(what)
-    for whats in names.values():
-        yield ", ".join(whats), verdicts[whats[0]]
-
-
-def said(verdict: Verdict) -> str:
-    if verdict.kind == EXACT:
-        if verdict.bits:
-            return "exact: tokens, log probabilities and the cache that is left"
-        return f"exact: tokens; log probabilities within the noise of clean replays ({verdict.noise:.1e})"
-    if verdict.kind == NEAR_TIE:
-        return f"{len(verdict.near_ties)} tokens are near ties, the state is that of clean replays"
-    return "the state or the choice is wrong"
-
-
-ADVICE = {
-    0: "exact: drafting changes no token of this model on this device.",
-    1: """\
-near ties only: the state is right after every rollback, but a block of tokens is rounded in another way than single
-tokens on this device, and candidates that are closer than that change places. Both texts are the model's. For the text
-of plain decoding, pass draft_margin="auto" (here: --draft-margin auto), or a number that
-`python -m conformance probe` recommends.""",
-    2: """\
-FAULT: a state or a choice is wrong, which rounding does not explain. Do not use drafting with this model. Please report
-the file that --json writes, the model and its revision, and the versions above.""",
-}
-UNSTEADY = """\
-not deterministic: plain decoding does not repeat itself here, with nothing drafted. Drafting cannot be exact where
-there is no one text to be equal to; the verdicts above compare with clean replays all the same."""
 
 
 def advice(reports: list[Report], code: int) -> list[str]:
@@ -211,19 +216,23 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
     """Examine every prompt, print what was found, and return it."""
-    prompts = args.prompts or built_in()
+    prompts, reports = args.prompts or built_in(), list[Report]()
     # The table of the device, which the clock does not change: the runs of a prompt draft alike.
-    costs: BlockCosts | None = None if args.ungated else block_costs(model).table
-    drafting = Drafting(args.draft_type, args.num_draft_tokens, args.draft_margin, costs)
-    reports = []
+    costs = None if args.ungated else block_costs(model).table
+    options = {"num_draft_tokens": args.num_draft_tokens, "draft_margin": args.draft_margin}
+    gated = {} if costs is None else {"draft_costs": costs}
+    draft = DraftOptions(args.draft_type)
     for number, (name, messages) in enumerate(prompts.items(), 1):
         task = Task(encode(tokenizer, messages), args.max_tokens, frozenset(tokenizer.eos_token_ids))
-        step = f"{number}/{len(prompts)} {name}: "
-        reports.append(examine(model, name, task, drafting, Steps(say, step)))
+
+        def step(what: str, where: str = f"{number}/{len(prompts)} {name}: ") -> None:
+            say(where + what)
+
+        reports.append(examine(model, name, task, lambda: draft.make_strategy(model), step, **options, **gated))
         say("")
         print("\n".join(lines_of(reports[-1], lambda token: str(tokenizer.decode([token])))), flush=True)
     code = max(report.code for report in reports)
     print("", *advice(reports, code), sep="\n")
-    options = {"draft_type": args.draft_type, "num_draft_tokens": args.num_draft_tokens, "margin": args.draft_margin}
     table = {} if costs is None else dict(zip(costs.lengths, costs.costs, strict=True))
-    return {**options, "costs": table, "prompts": list(map(as_json, reports)), "exit": code}
+    about = {"draft_type": args.draft_type, "num_draft_tokens": args.num_draft_tokens, "margin": args.draft_margin}
+    return {**about, "costs": table, "prompts": list(map(as_json, reports)), "exit": code}

@@ -14,21 +14,21 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import mlx_lm
 from mlx.utils import tree_flatten
 
 from conformance.check import check, probe
-from conformance.check.page import page
 from conformance.check.prompts import built_in, encode
 from conformance.device import device
 from conformance.lab.bench.cells import LEAST_REPEATS, Ready, compared
 from conformance.lab.bench.models import Subject, weights_of
 from conformance.subjects.prompts import PROMPTS
+from conformance.tables import line, table
 
 # Edits, records, a quotation, a copy, and one text that repeats nothing. Small models repeat themselves even there,
 # unless they are sampled so hot that they say any token.
@@ -36,6 +36,12 @@ WORKLOADS = ("rename", "delete", "lookup", "quote", "echo", "nothing_to_copy")
 TEMPERATURES = {"nothing_to_copy": 3.0}
 TOKENS = 96
 BATCHES, LENGTHS, REPEATS = (1, 2, 4, 8), (1, 2, 4, 8, 16), 5
+VERDICTS = {0: "exact", 1: "near ties", 2: "FAULT"}
+# The blocks and the batch whose costs are columns of the table of docs/benchmarks.md.
+SHOWN, BATCH = (2, 4, 8, 16), (4, 4)
+COLUMNS = ["chip", "model", "weights", "mlx", "plain tok/s", "speed", "worst", "same text", "check"]
+COLUMNS += [*(f"block of {n}" for n in SHOWN), f"{BATCH[0]} rows of {BATCH[1]}", "made"]
+HEADS = {"tokens": "tokens", "plain_tps": "plain tok/s", "speed": "speed", "tokens_per_forward": "tokens a forward"}
 Say = Callable[[str], None]
 
 
@@ -52,24 +58,26 @@ def about(subject: Subject) -> dict[str, Any]:
     }
 
 
+def quiet(command: Any, subject: Subject, say: Say, **args: Any) -> dict[str, Any]:
+    """What a command finds, without what it prints."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        found: dict[str, Any] = command.main(argparse.Namespace(**args), subject.model, subject.tokenizer, say)
+    return found
+
+
 def checked(subject: Subject, say: Say) -> dict[str, Any]:
     """The verdict of ``check`` on its short prompts."""
     prompts = {name: messages for name, messages in built_in().items() if name.endswith("short")}
-    args = argparse.Namespace(
-        prompts=prompts, max_tokens=64, draft_type="auto", num_draft_tokens="auto", draft_margin=0.0, ungated=False
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
-        found = check.main(args, subject.model, subject.tokenizer, say)
+    how = {"draft_type": "auto", "num_draft_tokens": "auto", "draft_margin": 0.0, "ungated": False}
+    found = quiet(check, subject, say, prompts=prompts, max_tokens=64, **how)
     kept = ("name", "verdict", "equal", "pairs", "tokens_a_forward", "strategy")
     return {"exit": found["exit"], "prompts": [{name: one[name] for name in kept} for one in found["prompts"]]}
 
 
 def probed(subject: Subject, say: Say) -> dict[str, Any]:
     """The noise and the costs of blocks, as in ``probe --quick``."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        found = probe.main(argparse.Namespace(quick=True), subject.model, subject.tokenizer, say)
-    kept = ("length", "noise", "changed", "cost")
-    return {"rows": [{name: row[name] for name in kept} for row in found["rows"]], **found["recommended"]}
+    found = quiet(probe, subject, say, quick=True)
+    return {"rows": found["rows"], **found["recommended"]}
 
 
 def batched(subject: Subject, say: Say) -> list[dict[str, Any]]:
@@ -89,35 +97,65 @@ def timed(subject: Subject, name: str) -> dict[str, Any]:
     return {"workload": name} | row
 
 
-def parts(subject: Subject, say: Say) -> Iterator[tuple[str, Callable[[], Any]]]:
-    for name in WORKLOADS:
-        yield name, partial(timed, subject, name)
-    yield "probe", partial(probed, subject, say)
-    yield "batch", partial(batched, subject, say)
-    yield "check", partial(checked, subject, say)
-
-
 def measured(subject: Subject, minutes: float, say: Say) -> dict[str, Any]:
     """A whole report. It lists the parts that were left out for lack of time."""
     deadline = time.monotonic() + 60 * minutes
     report: dict[str, Any] = {"about": about(subject)}
     report |= {"speeds": [], "check": None, "probe": None, "batch": [], "left_out": []}
-    for part, found in parts(subject, say):
+    parts = {"probe": probed, "batch": batched, "check": checked}
+    for part in (*WORKLOADS, *parts):
         if time.monotonic() > deadline:
             report["left_out"].append(part)
             continue
         say(part)
         try:
-            value = found()
+            if part in parts:
+                report[part] = parts[part](subject, say)
+            else:
+                report["speeds"].append(timed(subject, part))
         except Exception as error:
             # A model that fails in one part may manage the others.
             report["left_out"].append(f"{part} ({type(error).__name__}: {str(error)[:80]})")
-            continue
-        if part in WORKLOADS:
-            report["speeds"].append(value)
-        else:
-            report[part] = value
     return report
+
+
+def line_of(report: dict[str, Any]) -> list[Any]:
+    """The cells of a report in the table. Speeds are means over the workloads that have the same text."""
+    about, each, check = report["about"], report["speeds"], report["check"]
+    speeds, tps = [one["speed"] for one in each if one["parity"]], [one["plain_tps"] for one in each]
+    costs = {one["length"]: one["cost"] for one in report["probe"]["rows"]} if report["probe"] else {}
+    batch = {(one["rows"], one["length"]): one["cost"] for one in report["batch"]}
+    return [
+        f"{about['chip']}, {about['device']}",
+        *(about[name] for name in ("model", "weights", "mlx")),
+        *(geometric_mean(values) if values else None for values in (tps, speeds)),
+        min(speeds, default=None),
+        f"{len(speeds)} of {len(each)}",
+        "not asked" if check is None else VERDICTS[check["exit"]],
+        *(costs.get(length) for length in SHOWN),
+        batch.get(BATCH),
+        about["made"],
+    ]
+
+
+def page(report: dict[str, Any]) -> Iterator[str]:
+    """A report as Markdown, whose last line fits the table of docs/benchmarks.md."""
+    about, cells = report["about"], line_of(report)
+    yield f"# {about['model']} on {cells[0]}\n"
+    yield from (f"{name} {about[name]}" for name in ("system", "mlx", "mlx-lm", "python", "made", "weights"))
+    yield f"{about['weights_gb']} GB\n"
+    rows = [[one["workload"], *map(one.get, HEADS), "yes" if one["parity"] else "NO"] for one in report["speeds"]]
+    yield table(["workload", *HEADS.values(), "same text"], rows)
+    if report["probe"]:
+        yield "\nWhat a block costs, in passes of one token, and how far its log probabilities are off:\n"
+        noises = (("no number" if (n := one["noise"]) is None else f"{n:.1e}", one) for one in report["probe"]["rows"])
+        yield table(["block", "cost", "noise"], ([one["length"], one["cost"], noise] for noise, one in noises))
+    if report["batch"]:
+        yield "\nWhat a pass of several rows costs, in passes of one token of one row:\n"
+        yield table(["rows", "block", "cost"], ([one["rows"], one["length"], one["cost"]] for one in report["batch"]))
+    if report["left_out"]:
+        yield f"\nLeft out: {', '.join(report['left_out'])}."
+    yield f"\nThe line for the table of docs/benchmarks.md:\n\n{table(COLUMNS)}\n{line(cells)}\n"
 
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
@@ -125,12 +163,11 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
     subject = Subject(args.model, weights_of(model), model, tokenizer)
     # A model may compute NaN or infinity, which JSON does not have.
     report = json.loads(json.dumps(measured(subject, args.minutes, say)), parse_constant=lambda _: None)
-    found = report["about"]
+    found, text = report["about"], "\n".join(page(report))
     name = re.sub(r"\W+", "-", f"report {found['model'].split('/')[-1]} {found['chip']} {found['device']}").lower()
     path = args.out / f"{name.strip('-')}.json"
     path.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    path.with_suffix(".md").write_text(page(report), "utf-8")
+    path.with_suffix(".md").write_text(text, "utf-8")
     say("")
-    print(page(report))
-    print(f"written: {path} and {path.with_suffix('.md').name}")
+    print(f"{text}\nwritten: {path} and {path.with_suffix('.md').name}")
     return {"exit": 0}

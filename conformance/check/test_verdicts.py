@@ -6,28 +6,35 @@ The tests plant hundreds of each, on simulated devices with exact blocks and wit
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
 from mlx import nn
-from mlx_lm.models.cache import QuantizedKVCache
+from mlx_lm.draft.loop import Decoder
+from mlx_lm.draft.verify import BlockVerifier
+from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache
 
-from conformance.check.decoding import Drafting, drafted
-from conformance.check.rollbacks import FAULTS, planted
+from conformance.check.check import drafted
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
 from conformance.drafters import Scripted
 from conformance.oracle.recorder import Recording, Task, plain
-from conformance.subjects.families import VOCAB, model_of
+from conformance.subjects.families import VOCAB, model_of, mutant
 from conformance.subjects.inexact import OfAnotherKernel
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 SEEDS = range(3)
+# Wrong rollbacks, by the kind of cache or by the family that alone gets them.
+FAULTS: dict[str, list[dict[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+CLASSES = (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache, BlockVerifier, Decoder)
 # The noise of the logits of blocks, and of the outputs of layers as a share. Log probabilities are of order 10.
 DEVICES = {"row-identical": (0.0, 0.0), "logits": (0.02, 0.0), "layers": (0.0, 0.01)}
 # So much noise that most runs have a near tie.
@@ -65,23 +72,34 @@ def precise(family: str) -> Any:
     if precision == "bf16":
         model.set_dtype(mx.bfloat16)
     elif precision == "4 bit":
-        nn.quantize(model, group_size=32, bits=4, class_predicate=lambda _, part: quantizable(part))
+
+        def fits(_: str, part: Any) -> bool:
+            return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
+
+        nn.quantize(model, group_size=32, bits=4, class_predicate=fits)
     else:
         model.make_cache = lambda: [QuantizedKVCache(group_size=32, bits=8) for _ in model.layers]
     mx.eval(model.parameters())
     return model
 
 
-def quantizable(part: Any) -> bool:
-    return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
+def planted(fault: dict[str, str]) -> Any:
+    """Patch a method with a copy of it in which a piece of the source is replaced."""
+    name, _, method = fault["within"].partition(".")
+    (owner,) = (one for one in CLASSES if one.__name__ == name)
+    return patch.object(owner, method, mutant(getattr(owner, method), fault["right"], fault["wrong"]))
+
+
+def scripted(model: Any, task: Task, right: Recording) -> Recording:
+    """A run with drafts that are wrong at each place in turn."""
+    return drafted(model, task, Scripted([*task.prompt, *right.tokens], VOCAB), num_draft_tokens=3)
 
 
 def verdict(family: str, off: tuple[float, float], seed: int, fault: Any = None) -> Verdict:
-    """The verdict on a run with drafts that are wrong at each place in turn, with a fault planted while it decodes."""
+    """The verdict on a run, with a fault planted while it decodes."""
     task, (model, right) = task_of(seed), start(family, off, seed)
-    script = Scripted([*task.prompt, *right.tokens], VOCAB)
     with planted(fault) if fault else nullcontext():
-        run = drafted(model, task, Drafting(num_draft_tokens=3), script)
+        run = scripted(model, task, right)
     return judge(model, task, run, right)
 
 
@@ -121,7 +139,7 @@ def test_nothing_is_found_where_nothing_is_planted(family: str, device: str) -> 
 
 def test_a_choice_against_its_own_row_is_a_fault() -> None:
     task, (model, right) = task_of(0), start("llama", DEVICES["logits"], 0)
-    run = drafted(model, task, Drafting(num_draft_tokens=3), Scripted([*task.prompt, *right.tokens], VOCAB))
+    run = scripted(model, task, right)
     run.tokens[-1] = int(mx.argsort(run.rows[-1])[-2].item())
     run.last_offsets = plain(model, task).last_offsets
     found = judge(model, task, run, right)
@@ -136,7 +154,7 @@ def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
     model.set_dtype(dtype)
     right = plain(model, task)
     for steps, kind in ((0, EXACT), (1, EXACT), (64, FAULT)):
-        run = drafted(model, task, Drafting(num_draft_tokens=3), Scripted([*task.prompt, *right.tokens], VOCAB))
+        run = scripted(model, task, right)
         row = run.rows[9]
         worst = int(mx.argmin(row).item())
         run.rows[9] = row.at[worst].add(-steps * step_of(row))
@@ -163,6 +181,6 @@ def test_drafts_of_any_length_are_no_fault_of_windows_in_bf16() -> None:
         rng = random.Random(seed)
         task = Task(tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 40))), rng.randint(16, 64))
         right = plain(model, task)
-        drafting, script = Drafting(num_draft_tokens=rng.randint(2, 15)), AtRandom([*task.prompt, *right.tokens], seed)
-        found = judge(model, task, drafted(model, task, drafting, script), right)
+        longest, script = rng.randint(2, 15), AtRandom([*task.prompt, *right.tokens], seed)
+        found = judge(model, task, drafted(model, task, script, num_draft_tokens=longest), right)
         assert found.kind != FAULT, f"seed {seed}: {found.why}"

@@ -90,6 +90,11 @@ class Clean:
         """Never less than what the type of the row can tell apart."""
         return max(self.noise, self.apart[i], step_of(rows_of(self.single)[i]))
 
+    def in_noises(self, i: int) -> float:
+        """How far a row is from the nearest replay; infinite where there is no noise that could explain it."""
+        distance, noise = self.distances[i], self.noise_at(i)
+        return distance / noise if noise else math.inf if distance else 0.0
+
 
 def step_of(row: mx.array) -> float:
     """The distance of neighbouring numbers of a row's type, at its largest finite value."""
@@ -133,13 +138,16 @@ def judge(model: Any, task: Task, run: Recording, plain: Recording, floor: float
         position, why = min(found)
         return Verdict(FAULT, False, floor, math.inf, position=position, why=why)
     clean = clean_replays(model, task, run, single, floor)
-    bits = not any(gaps(rows_of(run), rows_of(single)))
     found += faults_of_rows(model, task, run, clean)
-    verdict = Verdict(EXACT, bits, clean.noise, 0.0)
-    verdict.ratio = max((in_noises(clean, i) for i in range(len(clean.distances))), default=0.0)
-    best = best_of(single.rows)
-    verdict.near_ties = [divergence(i, best[i], run, clean) for i, token in enumerate(run.tokens) if token != best[i]]
-    found += faults_of_leads(verdict.near_ties)
+    bits = not any(gaps(rows_of(run), rows_of(single)))
+    verdict = Verdict(EXACT, bits, clean.noise, max(map(clean.in_noises, range(len(clean.distances))), default=0.0))
+    for i, (token, best) in enumerate(zip(run.tokens, best_of(single.rows), strict=True)):
+        if token != best:
+            leads = (lead(single.rows[i], best, token), lead(run.rows[i], token, best))
+            noise = clean.noise_at(i)
+            verdict.near_ties.append(Divergence(i, best, token, *leads, noise, run.owners[i].length))
+            if sum(leads) > 2 * TIMES * noise:
+                found.append((i, f"single steps prefer {best} by {leads[0]:.2g}, noise {noise:.1e}"))
     if found:
         verdict.kind = FAULT
         verdict.position, verdict.why = min(found)
@@ -148,13 +156,8 @@ def judge(model: Any, task: Task, run: Recording, plain: Recording, floor: float
     return verdict
 
 
-def divergence(i: int, single_token: int, run: Recording, clean: Clean) -> Divergence:
-    token = run.tokens[i]
-    leads = [
-        float((row[a].astype(mx.float32) - row[b].astype(mx.float32)).item())
-        for row, a, b in ((clean.single.rows[i], single_token, token), (run.rows[i], token, single_token))
-    ]
-    return Divergence(i, single_token, token, leads[0], leads[1], clean.noise_at(i), run.owners[i].length)
+def lead(row: mx.array, a: int, b: int) -> float:
+    return float((row[a].astype(mx.float32) - row[b].astype(mx.float32)).item())
 
 
 # A fault is a position and a sentence.
@@ -198,22 +201,16 @@ def faults_of_choice(run: Recording) -> Faults:
 def faults_of_rows(model: Any, task: Task, run: Recording, clean: Clean) -> Faults:
     """A row that is far from all clean replays, also from ones that feed the very same block to a clean state."""
     n, first = len(run.tokens), None
-    for i in sorted(range(len(clean.distances)), key=lambda i: -in_noises(clean, i))[:SUSPECTS]:
-        if in_noises(clean, i) <= TIMES:
+    for i in sorted(range(len(clean.distances)), key=clean.in_noises, reverse=True)[:SUSPECTS]:
+        if clean.in_noises(i) <= TIMES:
             return
-        first = next(j for j in range(len(clean.distances)) if in_noises(clean, j) > TIMES)
+        first = next(j for j in range(len(clean.distances)) if clean.in_noises(j) > TIMES)
         look_again(model, task, run, clean, i)
-        if in_noises(clean, i) > TIMES:
+        if clean.in_noises(i) > TIMES:
             where = f"at token {i}" if i < n else "in the turn that follows"
             far = f"{clean.distances[i]:.1e} from every clean replay {where}, noise {clean.noise_at(i):.1e}"
             yield min(first, n), f"log probabilities are off from here on, {far}"
             return
-
-
-def in_noises(clean: Clean, i: int) -> float:
-    """How far a row is from the nearest clean replay; infinite where there is no noise that could explain it."""
-    distance, noise = clean.distances[i], clean.noise_at(i)
-    return distance / noise if noise else math.inf if distance else 0.0
 
 
 def look_again(model: Any, task: Task, run: Recording, clean: Clean, i: int) -> None:
@@ -226,7 +223,7 @@ def look_again(model: Any, task: Task, run: Recording, clean: Clean, i: int) -> 
         row = shadow(model, task, run, clean.single, i, split)
         clean.distances[i] = min(clean.distances[i], *gaps([got], [row]))
         clean.apart[i] = max(clean.apart[i], *gaps([row], [right]))
-        if in_noises(clean, i) <= TIMES:
+        if clean.in_noises(i) <= TIMES:
             return
 
 
@@ -243,10 +240,3 @@ def shadow(model: Any, task: Task, run: Recording, single: Recording, i: int, sp
     layers = state_after(model, task, run.tokens[:held] if held >= 0 else None, split)
     logits = model(block.inputs.reshape(1, -1), cache=layers)[0]
     return log_probabilities(logits)[i - held - 1]
-
-
-def faults_of_leads(near_ties: list[Divergence]) -> Faults:
-    for tie in near_ties:
-        if tie.single_lead + tie.drafted_lead > 2 * TIMES * tie.noise:
-            yield tie.position, f"single steps prefer {tie.single} by {tie.single_lead:.2g}, noise {tie.noise:.1e}"
-            return
