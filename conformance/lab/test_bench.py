@@ -1,7 +1,4 @@
-"""The measurements, the tables and the picture of the benchmark, with small settings.
-
-No test depends on times of this machine. Planted faults are a run with other tokens, and a table of other results.
-"""
+"""No parity is no speed, runs take turns, and the tables are those of the results. No test depends on times."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from typing import Any, cast
 
 import mlx.core as mx
 import pytest
-from mlx_lm import load
 
 from conformance import ROOT
 from conformance.doors.server.process import Client
@@ -30,28 +26,9 @@ def subject() -> Subject:
     return models.larger(512)
 
 
-@pytest.fixture
-def tables() -> Any:
-    """It needs pandas, which only the environment of the tests about the suite has."""
-    from conformance.lab.bench import tables
-
-    return tables
-
-
 def ready_of(subject: Subject, form: str = tasks.OWN, workload: str = "echo", tokens: int = TOKENS) -> cells.Ready:
     prompt, text = replace(tasks.single(workload, 0, tokens=60), form=form).encoded(subject)
     return cells.Ready(subject, prompt, tokens, text=text)
-
-
-def result(speed: float | None = 2.0, low: float | None = 1.5, **labels: Any) -> dict[str, Any]:
-    some = {"speed": speed, "low": low, "high": 2.5, "parity": speed is not None}
-    return {"workload": "echo", "size": "short", **some, "tokens_per_forward": 3.0, "acceptance": 0.5, **labels}
-
-
-def frames(**stages: Sequence[dict[str, Any]]) -> Any:
-    import pandas as pd
-
-    return {name: pd.DataFrame(rows) for name, rows in stages.items()}
 
 
 @pytest.mark.parametrize("form", [tasks.OWN, tasks.GIVEN])
@@ -78,19 +55,6 @@ def test_other_tokens_show_no_speed(subject: Subject, monkeypatch: pytest.Monkey
     assert [row["parity"] for row in found] == [True, True, False]
     for row in found:
         assert row["parity"] == (row["speed"] is not None) == (row["low"] is not None)
-
-
-@pytest.mark.parametrize("few", [(2, 5), (5, 2)])
-def test_too_few_runs_are_no_parity(few: tuple[int, int]) -> None:
-    plain, drafted = ([cells.TimedRun([1], 1.0)] * n for n in few)
-    assert not cells.parity(plain, drafted)
-    assert cells.parity(plain * 2, drafted * 2)
-
-
-def test_a_given_answer_is_what_comes_out(subject: Subject) -> None:
-    ready = ready_of(subject, tasks.GIVEN, "prose")
-    (run,) = cells.in_turns([ready.plain()])
-    assert run.tokens == ready.text[len(ready.prompt) :][:TOKENS]
 
 
 class Watch:
@@ -133,61 +97,19 @@ def test_runs_take_turns_and_each_has_its_own_time(subject: Subject, monkeypatch
     assert (first.seconds, second.seconds) == (24.5, 50.0)
 
 
-def test_a_run_ends_with_the_text(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subject, "eos", {7})
-    (run,) = cells.in_turns([Watch(monkeypatch).decoding(ready_of(subject), "A", 1.0)])
-    assert run.tokens == [7]
-
-
-@pytest.mark.selftest
-def test_the_tables_of_known_results(tables: Any) -> None:
-    runs = [{"device": "d", "model": "m", "versions": "mlx 1", "prompts": 1, "repetitions": 5, "tokens": 9}]
-    some = [result(2.0), result(8.0, 0.5), result(2.0, workload="other"), result(None, None, workload="wrong")]
-    found = frames(subjects=runs, workloads=some)
-    assert tables.workloads(found).splitlines()[2:] == [
-        "| echo | short | 2 | 4.00 | 0.50 to 2.50 | 2.00 | 3.00 | 0.50 |",
-        "| other | short | 1 | 2.00 | 1.50 to 2.50 | 2.00 | 3.00 | 0.50 |",
-        "| wrong | short | 1 | no parity | — to 2.50 | — | 3.00 | 0.50 |",
-    ]
-    assert "| d | m | mlx 1 | 1 | 5 | 9 | 3 of 4 |" in tables.subjects(found)
-    assert tables.made("serving", found) == tables.NOTHING
-
-
 @pytest.mark.repository
-def test_the_documents_show_the_results(tables: Any) -> None:
+def test_the_documents_show_the_results(tmp_path: Path) -> None:
+    from conformance.lab.bench import tables
+
     found = tables.load(ROOT / "docs" / "benchmarks")
     texts = [document.read_text() for document in tables.DOCUMENTS]
     assert {name for text in texts for _, name, _ in tables.MARKED.findall(text)} == set(tables.TABLES)
     assert [tables.filled(text, found) for text in texts] == texts
+    tables.draw(found, tmp_path)
+    assert (tmp_path / "speed-up.png").exists()
     # A stale table is seen.
     found["workloads"].loc[0, "speed"] += 1
     assert tables.filled(texts[0], found) != texts[0]
-
-
-@pytest.mark.selftest
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    from conformance.lab.bench import pictures
-
-    found = frames(workloads=[result(2.0), result(0.9, 0.8, workload="prose"), result(None, None, workload="wrong")])
-    pictures.draw(found, tmp_path)
-    assert (tmp_path / "speed-up.png").exists()
-    (axes,) = pictures.speed_up(found).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["prose", "echo"]
-    assert [(bar.get_x(), round(bar.get_width(), 6)) for bar in axes.patches] == [(1, -0.1), (1, 1.0)]
-
-
-def test_tasks_are_the_same_every_time() -> None:
-    for workload in tasks.WORKLOADS:
-        once, again = (tasks.single(workload, 0) for _ in range(2))
-        assert once == again
-        assert once != tasks.single(workload, 1)
-
-
-def test_a_saved_model_computes_the_same(tmp_path: Path) -> None:
-    wide = models.larger(512)
-    saved, _ = load(str(models.save(wide.model, tmp_path)))
-    tokens = mx.array([[5, 6, 7]])
-    assert mx.array_equal(saved(tokens), wide.model(tokens))
 
 
 class Answers:
@@ -218,7 +140,7 @@ def test_a_server_that_answers_otherwise_with_drafts_shows_no_speed() -> None:
 def test_a_few_prompts_are_a_table(
     subject: Subject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(models, "larger", lambda _: subject)
+    monkeypatch.setattr(models, "larger", lambda: subject)
     options = ["--prompts", "json", "--strategies", "edit", "--tokens", "12", "--repeats", "3", "--temperature", "0.5"]
     monkeypatch.setattr(sys, "argv", ["speed", *options])
     assert speed.main() == 0

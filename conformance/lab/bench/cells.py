@@ -29,7 +29,7 @@ Row = dict[str, Any]
 TURN = 10
 SEED = 7
 # Parity and the spread need this many runs of either kind.
-LEAST_REPEATS = 3
+LEAST_REPEATS, REPEATS = 3, 5
 
 
 @dataclass

@@ -17,10 +17,11 @@ from mlx_lm.draft.model import block_costs
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
-from conformance.smollm2 import path_of
 
 DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
 CHUNK = 512
+# Neurons in each MLP of the widened fixture: 24 M parameters.
+HIDDEN = 15_360
 
 Cache = list[Any]
 
@@ -82,17 +83,11 @@ def widened(hidden: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def larger(hidden: int, weights: str = "bf16") -> Subject:
+def larger(hidden: int = HIDDEN, weights: str = "bf16") -> Subject:
     """The fixture with a wider MLP. It computes the same bit for bit."""
     model, tokenizer = widened(hidden, DTYPES[weights])
     count = sum(value.size for _, value in tree_flatten(model.parameters())) / 1e6
     return Subject(f"widened fixture, {count:.0f} M", weights, model, tokenizer)
-
-
-def other(name: str) -> Subject:
-    """Any model that mlx-lm loads."""
-    model, tokenizer = load(path_of(name))
-    return Subject(name, weights_of(model), model, tokenizer)
 
 
 def weights_of(model: Any) -> str:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from mlx_lm import load
+
 from conformance.arguments import at_least_one, parser
 from conformance.lab.bench import models
-from conformance.lab.bench.cells import LEAST_REPEATS, Ready, compared
-from conformance.lab.bench.plan import FULL
+from conformance.lab.bench.cells import LEAST_REPEATS, REPEATS, Ready, compared
 from conformance.lab.recorded.answers import answers, is_judge
-from conformance.smollm2 import MODELS, NotMade
+from conformance.smollm2 import MODELS, NotMade, path_of
 from conformance.smollm2.tasks import TASKS
 from conformance.subjects.prompts import PROMPTS
 from conformance.tables import line, table
@@ -41,7 +42,7 @@ def known(subject: models.Subject, is_real: bool) -> dict[str, list[int]]:
 def main() -> int:
     options = parser(__doc__)
     add = partial(options.add_argument, help="default: %(default)s")
-    add("--repeats", type=int, default=FULL.repeats)
+    add("--repeats", type=int, default=REPEATS)
     add("--tokens", type=at_least_one, default=256)
     add("--strategies", nargs="+", default=list(LOOKUPS), choices=LOOKUPS, metavar="NAME")
     add("--temperature", type=float, default=0.0)
@@ -51,9 +52,10 @@ def main() -> int:
     if args.repeats < LEAST_REPEATS:
         options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
     try:
-        subject = models.other(args.model) if args.model else models.larger(FULL.hidden)
+        loaded = load(path_of(args.model)) if args.model else None
     except NotMade as error:
         sys.exit(f"error: {error}")
+    subject = models.Subject(args.model, models.weights_of(loaded[0]), *loaded) if loaded else models.larger()
     prompts = known(subject, bool(args.model))
     if unknown := set(args.prompts or ()) - set(prompts):
         options.error(f"--prompts: no {', '.join(sorted(unknown))}; there are {', '.join(prompts)}")

@@ -1,4 +1,4 @@
-"""The Markdown tables, made from the results and put between markers in the documents.
+"""The Markdown tables, made from the results and put between markers in the documents, and the picture beside them.
 
 A document holds ``<!-- bench NAME -->`` and ``<!-- end NAME -->``; what is between them is the table of that name.
 """
@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import matplotlib as mpl
 import pandas as pd
+from matplotlib.figure import Figure
 
 from conformance import ROOT
 from conformance.tables import number, table
@@ -92,3 +94,20 @@ def made(name: str, results: Results) -> str:
 def filled(text: str, results: Results) -> str:
     """A document with the tables of these results between its markers."""
     return MARKED.sub(lambda found: found[1] + made(found[2], results) + found[3], text)
+
+
+def draw(results: Results, folder: Path) -> None:
+    """The picture: a bar for each workload that has a speed, from plain decoding on."""
+    bars = grouped(results["workloads"].dropna(subset="speed"), "workload").sort_values("speed")
+    with mpl.rc_context({"axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True}):
+        # Narrow, so that the words are large enough on a phone.
+        figure = Figure(figsize=(4.2, 0.9 + 0.26 * len(bars)), layout="constrained")
+        axes = figure.subplots()
+        axes.spines[["top", "right"]].set_visible(False)
+        spread, colors = [bars.speed - bars.low, bars.high - bars.speed], ["tab:red", "tab:blue"]
+        thin = {"lw": 0.6, "alpha": 0.6}
+        color = [colors[speed >= 1] for speed in bars.speed]
+        axes.barh(bars.workload, bars.speed - 1, 0.7, left=1, color=color, xerr=spread, error_kw=thin)
+        axes.axvline(1, color="black", lw=1)
+        axes.set(xlabel="times the speed of plain decoding", ymargin=0.01)
+        figure.savefig(folder / "speed-up.png", dpi=160, metadata={"Software": None}, facecolor="white")
