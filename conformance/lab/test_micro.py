@@ -1,7 +1,6 @@
-"""What a snapshot, a proposal, a row that joins cost, and a draft model beside the release: tox run -e micro
+"""What a snapshot, a proposal, a trim by row cost, and a draft model beside the release: tox run -e micro
 
-The suite runs each test once, without timing. No test asserts a time. ``--benchmark-json=FILE`` also records the memory
-of an index, as ``bytes_a_token``.
+The suite runs each test once, without timing. No test asserts a time.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import importlib
 import random
 import shutil
 import sys
-import tracemalloc
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -18,24 +16,17 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.draft import (
-    DraftStats,
     EditStrategy,
     NgramModStrategy,
     NgramModTable,
     NgramSimpleStrategy,
-    Planner,
     SuffixStrategy,
-    device_costs,
 )
-from mlx_lm.generate import BatchGenerator
 from mlx_lm.models import llama
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
-from conformance.lab.simulate.run import decode
-from conformance.lab.streams import Request
 from conformance.series.patches import commits, unpack
 from conformance.subjects.families import GENERATE
-from conformance.subjects.families import model_of as tiny
 
 VOCAB = 50_000
 LENGTHS = (2_000, 32_000, 128_000)
@@ -45,7 +36,6 @@ INDEXES: dict[str, Callable[[], Any]] = {
     "edit": EditStrategy,
     "ngram-mod": lambda: NgramModStrategy(NgramModTable(size=2**22, vocab_size=VOCAB + 300)),
 }
-STREAMS = {"copies": 30_000, "few copies": 300}
 
 
 @cache
@@ -58,19 +48,6 @@ def text(n: int) -> list[int]:
         tokens += [*tokens[start : start + 200], rng.randrange(VOCAB)]
         tokens += [rng.randrange(VOCAB) for _ in range(200)]
     return tokens[:n]
-
-
-def bytes_a_token(make: Callable[[], Any], tokens: list[int]) -> float:
-    """The memory of a drafter in bytes for each token. It includes the integers, as if from ``mx.array.tolist``."""
-    digits = [str(token) for token in tokens]
-    tracemalloc.start()
-    strategy = make()
-    # Observed in parts, so that the list of the caller does not count.
-    for i in range(0, len(digits), 256):
-        strategy.observe([int(digit) for digit in digits[i : i + 256]])
-    size, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return size / len(tokens)
 
 
 @pytest.mark.parametrize("n", LENGTHS)
@@ -93,39 +70,9 @@ def test_observe_a_prompt(benchmark: Any, name: str, n: int) -> None:
     """Each round indexes the whole prompt, so divide by its length. Freeing the previous index is not timed."""
     benchmark.group = f"observe a prompt, {n} tokens"
     tokens = text(n)
-    if benchmark.enabled:
-        benchmark.extra_info["bytes_a_token"] = bytes_a_token(INDEXES[name], tokens)
     benchmark.pedantic(
         lambda strategy: strategy.observe(tokens), setup=lambda: ((INDEXES[name](),), {}), rounds=15, warmup_rounds=1
     )
-
-
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("name", INDEXES)
-def test_a_cycle(benchmark: Any, name: str, n: int) -> None:
-    """A proposal, its acceptance and one token, at the end of a prompt."""
-    benchmark.group = f"propose, accept, observe, {n} tokens"
-    strategy, tokens = INDEXES[name](), text(n)
-    strategy.observe(tokens)
-    at = iter(range(10**9))
-
-    def cycle() -> None:
-        draft = strategy.propose(8)
-        strategy.accept(0, len(draft))
-        strategy.observe([tokens[next(at) % n]])
-
-    benchmark(cycle)
-
-
-@pytest.mark.parametrize("stream", STREAMS)
-@pytest.mark.parametrize("device", ["cpu-16bit", "cpu", "metal", "cuda"])
-def test_decode_a_text(benchmark: Any, device: str, stream: str) -> None:
-    """600 known tokens, through the loop. Divide by that for the time of a token without the model."""
-    benchmark.group = f"600 tokens, {stream}"
-    tokens = [token % STREAMS[stream] for token in text(3000)]
-    asked = (tokens, tokens[:600]) if stream == "copies" else (tokens[:2400], tokens[2400:])
-    result, _ = benchmark(lambda: decode(EditStrategy(), Request(*asked), device_costs(device)))
-    assert result.emitted == 600
 
 
 def batch_of_four() -> BatchKVCache:
@@ -175,31 +122,6 @@ def test_a_block_and_a_trim_by_row(benchmark: Any, way: str, tokens: int) -> Non
         mx.eval(cache.keys, cache.values)
 
     benchmark(step)
-
-
-@pytest.mark.parametrize("n", [1_000, 100_000])
-@pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
-def test_a_row_joins(benchmark: Any, drafted: bool, n: int) -> None:
-    """Three steps of a row, in which another one joins, whose prompt of so many tokens was in a cache."""
-    benchmark.group = f"three steps, a row of {n} tokens joins"
-    model, held, costs = tiny("llama").model, [token % 64 for token in text(n)], device_costs("cuda")
-
-    def planners() -> list[Planner | None]:
-        return [Planner(EditStrategy(), 8, DraftStats(), costs) if drafted else None]
-
-    def start() -> tuple[tuple[BatchGenerator], dict[str, Any]]:
-        generator = BatchGenerator(model, draft_costs=costs)
-        generator.insert([[1, 2, 3]], [64], planners=planners())
-        for _ in range(4):
-            generator.next()
-        generator.insert([[5]], [64], all_tokens=[held], planners=planners())
-        return (generator,), {}
-
-    def steps(generator: BatchGenerator) -> None:
-        for _ in range(3):
-            generator.next()
-
-    benchmark.pedantic(steps, setup=start, rounds=15, warmup_rounds=1)
 
 
 PROMPT = [(7 * i + 3) % 1000 for i in range(64)]
