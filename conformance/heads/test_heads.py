@@ -162,7 +162,7 @@ def test_rows_share_a_head(name: str) -> None:
 def test_a_head_goes_back(name: str) -> None:
     """The cache of both at a checkpoint is as if they had seen nothing else."""
     plain = sessions.Session(name, model_of(OF[name]))
-    headed = HeadedModel(plain.model, Oracle(plain.cold(sessions.PROMPT, sessions.ANSWER).text))
+    headed = HeadedModel(plain.model, Oracle(plain.cold(tuple(sessions.PROMPT), sessions.ANSWER).text))
     session = sessions.Session(name, headed)
 
     def drafts(_: list[int]) -> dict[str, Any]:

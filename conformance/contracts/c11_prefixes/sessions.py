@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cache
+from itertools import pairwise, takewhile
 from typing import Any, NoReturn
 from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm.draft import DraftStats, Planner
 from mlx_lm.draft.model import vocab_size_of
-from mlx_lm.generate import BatchGenerator, generate_step, maybe_quantize_kv_cache, speculative_generate_step
+from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
 from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.prefixes import Checkpoints
 
-from conformance.drafters import Partly
+from conformance.drafters import VOCAB, Partly
 from conformance.oracle.findings import broken
-from conformance.oracle.prefixes import Known
 from conformance.oracle.recorder import fed, gap
 from conformance.oracle.rows import CLOSE, FREE
 from conformance.oracle.whole import WHOLE
 from conformance.subjects.architectures import make_cache
-from conformance.subjects.families import VOCAB, K
+from conformance.subjects.families import K
 
 # The windows and chunks of the tiny configurations have 16 tokens. What is fed at once is longer.
 WINDOW, FED, ANSWER, STEP, MOST = 16, 24, 20, 8, 16
@@ -46,11 +46,6 @@ def ends(length: int, found: int = 0) -> set[int]:
     return {*range(found + FED, length - 1, FED), length - 1}
 
 
-def edited(text: Sequence[int], shared: int) -> list[int]:
-    """The first tokens of a text, and one to three others."""
-    return [*text[:shared], (text[shared] + 1) % VOCAB, *[7, 9][: shared % 3]]
-
-
 @dataclass
 class Answer:
     prompt: Sequence[int]
@@ -59,8 +54,6 @@ class Answer:
     # Of each token, itself and its log probabilities. Then the lengths of what was fed at once.
     steps: list[Any] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
-    # Of how many layers there was a cache.
-    n_layers: int = 0
 
     @property
     def found(self) -> int:
@@ -79,66 +72,49 @@ class Answer:
     def text(self) -> list[int]:
         return [*self.prompt, *self.tokens]
 
-    def misplaced(self, name: str) -> list[str]:
-        """What is wrong with the places of checkpoints. In the answer a block of a draft may go beyond the step."""
-        length, places, found = len(self.prompt), sorted(self.taken.taken), self.found
-        right = ends(length, found) | (set() if name in ENDS_ONLY else set(PLACES))
-        right, got = ({n for n in ns if found < n < length} for ns in (right, places))
-        behind = [*(n for n in places if n >= length - 1), length + len(self.steps)]
-        longest = max((b - a for a, b in pairwise(behind)), default=0)
-        wrong = [f"has checkpoints at {sorted(got)} instead of {sorted(right)}"] if got != right else []
-        if longest > STEP + ENDS_ONLY.get(name, K):
-            wrong.append(f"feeds {longest} tokens of the answer without a checkpoint: {behind}")
-        return wrong
-
 
 class Session:
     """Prompts to a model, each of which may begin like an earlier one."""
 
-    def __init__(self, name: str, model: Any, rounding: float = 0.0, extra: Any = None, **options: Any) -> None:
+    def __init__(self, name: str, model: Any, rounding: float = 0.0) -> None:
         # Elsewhere a kernel may sum any part of a prompt in another order.
         self.rounding = rounding if mx.default_device() == mx.cpu else CLOSE
-        # The cache of an extra model stands behind that of the model.
-        self.name, self.model, self.extra, self.options = name, model, extra, options
-        self.stored, self.known = LRUPromptCache(99, max_checkpoints=64), Known()
-        self.from_nothing: dict[tuple[int, tuple[int, ...]], Answer] = {}
+        self.name, self.model = name, model
+        self.stored = LRUPromptCache(99, max_checkpoints=64)
+        # Texts that were read and answered, and the places that a prompt can go back to.
+        self.known: list[tuple[list[int], set[int]]] = []
+        self.cold = cache(self._cold)
         # This is found with a pass that is never computed, and not counted.
         vocab_size_of(model)
 
-    def empty(self) -> list[Any]:
-        return make_cache(self.model) + (make_cache(self.extra) if self.extra else [])
+    def _cold(self, prompt: tuple[int, ...], n: int) -> Answer:
+        """The answer from nothing."""
+        return self.alone(Answer(prompt, make_cache(self.model), Checkpoints()), None, n)
 
     def begin(self, prompt: Sequence[int], most: int) -> Answer:
         """What is found of a prompt."""
         cache, rest = self.stored.fetch_nearest_cache("model", list(prompt))
         taken = Checkpoints(most, len(prompt), len(prompt) - len(rest), PLACES)
-        return Answer(prompt, cache or self.empty(), taken, n_layers=len(cache or []))
-
-    def cold(self, prompt: Sequence[int], n: int) -> Answer:
-        """The answer from nothing."""
-        key = n, tuple(prompt)
-        if key not in self.from_nothing:
-            self.from_nothing[key] = self.alone(Answer(prompt, make_cache(self.model), Checkpoints()), None, n)
-        return self.from_nothing[key]
+        return Answer(prompt, cache or make_cache(self.model), taken)
 
     def alone(self, one: Answer, drafts: Drafts | None, n: int) -> Answer:
-        rest, options = mx.array(one.prompt[one.found :]), self.options | {"prompt_cache": one.cache}
-        options |= {"max_tokens": n, "prefill_step_size": FED, "checkpoints": one.taken}
-        step = generate_step
+        step, options = generate_step, {"prompt_cache": one.cache, "checkpoints": one.taken}
         if drafts is not None:
-            step, more = speculative_generate_step, drafts(self.cold(one.prompt, ANSWER).text)
+            step, more = speculative_generate_step, drafts(self.cold(tuple(one.prompt), ANSWER).text)
             getattr(more.get("draft_strategy"), "seen", []).extend(one.prompt[: one.found])
             options |= more
+        rest = mx.array(one.prompt[one.found :])
         with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as one.blocks:
-            one.steps = list(step(rest, self.model, **options))
+            one.steps = list(step(rest, self.model, max_tokens=n, prefill_step_size=FED, **options))
         return one
 
     def beside(self, rows: list[Answer], drafts: Sequence[Drafts | None]) -> list[Answer]:
         """The same in one batch."""
         batch = BatchGenerator(self.model, max_tokens=ANSWER, prefill_step_size=FED, draft_costs=FREE)
-        made = [make and make(self.cold(one.prompt, ANSWER).text) for one, make in zip(rows, drafts, strict=True)]
+        texts = [self.cold(tuple(one.prompt), ANSWER).text for one in rows]
+        made = [make and make(text)["draft_strategy"] for make, text in zip(drafts, texts, strict=True)]
         options = {
-            "planners": [one and Planner(one["draft_strategy"], K, DraftStats()) for one in made],
+            "planners": [one and Planner(one, K, DraftStats()) for one in made],
             "checkpoints": [one.taken for one in rows],
             "caches": [one.cache if one.found else None for one in rows],
             "all_tokens": [list(one.prompt[: one.found]) for one in rows],
@@ -159,58 +135,74 @@ class Session:
         without, taken = (self.alone(self.begin(prompt, most), drafts, n) for most in (0, MOST))
         # What it goes on from was fed in other parts. Drafts from nothing are no question of prefixes.
         bound = 0 if taken.found in ends(len(PROMPT)) else self.rounding
-        self.check(without, taken, n, CLOSE if drafts and not taken.found else bound)
-        fed, right = sum(taken.blocks), sum(self.cold(prompt, n).blocks) - taken.found
-        if drafts is None and fed != right:
-            self.say(taken, f"feeds {fed} tokens instead of {right}")
+        right = self.cold(tuple(prompt), n)
+        self.check(without, taken, right, CLOSE if drafts and not taken.found else bound, self.in_parts)
+        if drafts is None and (n_fed := sum(taken.blocks)) != (least := sum(right.blocks) - taken.found):
+            self.say(taken, f"feeds {n_fed} tokens instead of {least}")
         if keep:
             self.keep(taken)
         return taken
 
-    def ask_together(self, asked: Sequence[tuple[Sequence[int], Drafts | None]]) -> list[Answer]:
-        prompts, drafts = zip(*asked, strict=True)
+    def ask_together(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Drafts | None]) -> list[Answer]:
         both = (self.beside([self.begin(prompt, most) for prompt in prompts], drafts) for most in (0, MOST))
-        pairs = list(zip(*both, strict=True))
-        for without, taken in pairs:
-            self.check(without, taken, ANSWER, CLOSE, alone=False)
+        for without, taken in (pairs := list(zip(*both, strict=True))):
+            self.check(without, taken, self.cold(tuple(taken.prompt), ANSWER), CLOSE)
             self.keep(taken)
         return [taken for _, taken in pairs]
 
-    def check(self, without: Answer, taken: Answer, n: int, bound: float, alone: bool = True) -> None:
+    def check(self, without: Answer, taken: Answer, right: Answer, bound: float, other: Any = None) -> None:
         """The tokens and log probabilities from nothing, and checkpoints where they should be."""
-        right = self.cold(taken.prompt, n)
-        for what in self.known.wrong(taken.prompt, taken.found):
-            self.say(taken, what)
+        self.check_found(taken)
         if taken.tokens != right.tokens:
             self.say(taken, f"answers {taken.tokens} instead of {right.tokens}")
         off = gap(taken.rows, right.rows)
-        if off > bound and alone:
-            off = gap(taken.rows, self.in_parts(taken.prompt, taken.found, n).rows)
+        if off > bound and other:
+            off = gap(taken.rows, other(taken.prompt, taken.found, len(right.tokens)).rows)
         if off > bound:
             self.say(taken, f"its log probabilities are off by {off:.2g}")
         if (taken.tokens, taken.blocks) != (without.tokens, without.blocks) or gap(taken.rows, without.rows):
             self.say(taken, "another answer from the same cache, without checkpoints, differs")
-        for what in taken.misplaced(self.name):
-            self.say(taken, what)
+        self.check_places(taken)
+
+    def check_found(self, one: Answer) -> None:
+        """It goes on from the last place in what is known of it. A cache that can be trimmed gives more."""
+        most = least = 0
+        for text, places in self.known:
+            # The last token of a prompt is fed in any case.
+            shared = takewhile(lambda pair: pair[0] == pair[1], zip(one.prompt[:-1], text, strict=False))
+            n = len([*shared])
+            most, least = max(most, n), max(least, *(place for place in places if place <= n), 0)
+        if not least <= one.found <= most:
+            self.say(one, f"{most} are known, and the last place before that is {least}")
+
+    def check_places(self, one: Answer) -> None:
+        """The places of checkpoints. In the answer a block of a draft may go beyond the step."""
+        length, places = len(one.prompt), sorted(one.taken.taken)
+        right = ends(length, one.found) | (set() if self.name in ENDS_ONLY else set(PLACES))
+        wanted, got = (sorted(n for n in ns if one.found < n < length) for ns in (right, places))
+        if got != wanted:
+            self.say(one, f"has checkpoints at {got} instead of {wanted}")
+        behind = [*(n for n in places if n >= length - 1), length + len(one.steps)]
+        longest = max((b - a for a, b in pairwise(behind)), default=0)
+        if longest > STEP + ENDS_ONLY.get(self.name, K):
+            self.say(one, f"feeds {longest} tokens of the answer without a checkpoint: {behind}")
 
     def in_parts(self, prompt: Sequence[int], found: int, n: int) -> Answer:
         """From nothing, what is found in the parts in which the first prompt and its answer were fed."""
         cache, length = make_cache(self.model), len(PROMPT)
         for a, b in pairwise(sorted({0, *(m for m in (*ends(length), *range(length, found)) if m < found), found})):
             self.model(mx.array([prompt[a:b]]), cache=cache)
-            if self.options:
-                maybe_quantize_kv_cache(cache, **self.options)
             mx.eval([c.state for c in cache])
-        one = Answer(prompt, cache, Checkpoints(0, len(prompt), found))
-        return self.alone(one, None, n)
+        return self.alone(Answer(prompt, cache, Checkpoints(0, len(prompt), found)), None, n)
 
     def say(self, one: Answer, what: str) -> NoReturn:
         broken(f"{self.name}, a prompt of {len(one.prompt)} tokens that goes on from {one.found}: {what}")
 
     def keep(self, one: Answer) -> None:
-        self.known.add(one.text, one.taken.taken)
+        self.known.append((one.text, {*one.taken.taken, len(one.text)}))
         self.stored.insert_cache("model", one.text, deepcopy(one.cache), checkpoints=dict(one.taken.taken))
 
     def ask_edits(self, text: Sequence[int], places: Iterable[int], drafts: Drafts | None = None) -> list[Answer]:
-        """Two tokens of the answers to a text that is edited."""
-        return [self.ask(edited(text, n), drafts, 2, keep=False) for n in places]
+        """Two tokens of the answers to the first tokens of a text and one to three others."""
+        edited = ([*text[:n], (text[n] + 1) % VOCAB, *[7, 9][: n % 3]] for n in places)
+        return [self.ask(prompt, drafts, 2, keep=False) for prompt in edited]
