@@ -9,7 +9,7 @@ import pytest
 from conformance.repository.clones import git
 from conformance.series import patches as series
 from conformance.series import review
-from conformance.series.change import NoChange, of_patch, of_ref
+from conformance.series.change import of_patch
 
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
@@ -65,11 +65,3 @@ def test_a_fault_is_named(
     printed = capsys.readouterr().out
     assert "tests/test_draft.py |" in printed
     assert said in printed
-
-
-def test_a_ref_of_a_clone(checkout: Path) -> None:
-    commit(checkout, GOOD)
-    assert of_ref(f"{checkout}@HEAD") == of_patch(1) == of_ref(f"{checkout}@HEAD", "HEAD^")
-    for wrong in (f"{checkout}@nothing", f"{checkout}@HEAD^", "nowhere@HEAD", "abc"):
-        with pytest.raises(NoChange, match="has no commit"):
-            of_ref(wrong)

@@ -15,7 +15,7 @@ from export import read
 from conformance import ROOT
 from conformance.repository.clones import git
 from conformance.series.change import FAILURES, of_patch, selected, with_and_without
-from conformance.series.patches import PATCHES, RELEASES, checkout, name_of, own_tests
+from conformance.series.patches import PATCHES, RELEASES, checkout, name_of, own_tests, unpack
 from conformance.series.stand_in import with_model
 from conformance.series.trees import run_tests
 from conformance.series.upstream_tests import AS_ON_STOCK, KNOWN
@@ -131,8 +131,8 @@ def built_on(number: int) -> list[int]:
 def test_a_fix_needs_no_other_patch(number: int, tmp_path: Path) -> None:
     """It applies to the plain release with the fixes that it says it builds on, and passes its tests there."""
     change, release = of_patch(number), of_patch(1).before
-    base, tree = change.unpack(release, tmp_path / "base"), tmp_path / "tree"
-    git(tmp_path, "clone", "--quiet", "--shared", str(change.repository), str(tree))
+    base, tree = unpack(release, tmp_path / "base"), tmp_path / "tree"
+    git(tmp_path, "clone", "--quiet", "--shared", str(checkout()), str(tree))
     git(tree, "checkout", "--quiet", release)
     for one in (*built_on(number), number):
         git(tree, "cherry-pick", "--no-commit", of_patch(one).after)

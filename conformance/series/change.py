@@ -1,10 +1,9 @@
-"""A change of mlx-lm, as two commits of a repository: a patch of the series, or a branch that somebody proposes."""
+"""A patch of the series, as two commits of the checkout, and its tests with it and without it."""
 
 from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,54 +14,27 @@ from conformance.series.upstream_tests import AS_ON_STOCK
 
 # pytest's exit status when a test fails, when a file does not import, and when a test of such a file is named.
 FAILURES = (1, 2, 4)
-TESTS = re.compile(r"tests/test_\w+\.py")
-
-
-class NoChange(Exception):
-    """The name does not lead to a change. The message says why."""
 
 
 @dataclass(frozen=True)
 class Change:
-    repository: Path
     before: str
     after: str
 
-    def git(self, *args: str) -> bytes:
-        return series.git(*args, where=self.repository)
-
-    def numbers(self) -> list[tuple[int, int, str]]:
-        """(lines added, lines removed, file) for each file."""
-        said = self.git("diff", "--no-renames", "--numstat", self.before, self.after).decode()
-        rows = [line.split("\t") for line in said.splitlines()]
-        return [(int(plus), int(minus), name) for plus, minus, name in rows if plus != "-"]
+    def files(self) -> list[str]:
+        """The files that it changes, and does not delete."""
+        return (
+            series.git("diff", "--no-renames", "--name-only", "--diff-filter=d", self.before, self.after)
+            .decode()
+            .split()
+        )
 
     def tests(self) -> list[str]:
-        """The test files that it changes."""
-        listed = set(self.git("ls-tree", "-r", "--name-only", self.after, "tests").decode().split())
-        return [name for _, _, name in self.numbers() if TESTS.fullmatch(name) and name in listed]
-
-    def unpack(self, commit: str, into: Path) -> Path:
-        return series.unpack(commit, into, self.repository)
+        return [name for name in self.files() if re.fullmatch(r"tests/test_\w+\.py", name)]
 
 
 def of_patch(number: int) -> Change:
-    history = series.commits()
-    return Change(series.checkout(), history[number - 1], history[number])
-
-
-def of_ref(name: str, against: str = "") -> Change:
-    """The change of DIRECTORY@REF, a ref of a clone: all since it left ``against``, or else its last commit."""
-    directory, _, ref = name.rpartition("@")
-    where = Path(directory).expanduser().resolve()
-    change = Change(where, "", "")
-    try:
-        after = change.git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").decode().strip()
-        base = ("merge-base", against, after) if against else ("rev-parse", "--verify", "--quiet", f"{after}^")
-        before = change.git(*base).decode().strip()
-    except (subprocess.CalledProcessError, OSError) as error:
-        raise NoChange(f"{where} has no commit {ref} with one before it{f' in {against}' * bool(against)}.") from error
-    return Change(where, before, after)
+    return Change(*series.commits()[number - 1 : number + 1])
 
 
 def tests_of(file: Path) -> set[tuple[str, str]]:
@@ -79,13 +51,13 @@ def selected(files: list[str], before: Path, after: Path) -> list[str]:
 
 def with_and_without(change: Change, folder: Path, *options: str) -> tuple[Done, Done]:
     """Run the tests of a change on the tree with it, and on the tree without it."""
-    after, before = (with_model(change.unpack(c, folder / c[:12])) for c in (change.after, change.before))
+    after, before = (with_model(series.unpack(c, folder / c[:12])) for c in (change.after, change.before))
     if not (files := change.tests()):
         return Done(0, "it has no test"), Done(0, "it has no test")
     tests = [*selected(files, before, after), *AS_ON_STOCK, *options]
     passed = run_tests(after, *tests)
     # Helpers that the tests share come along. Only the package itself is to be missing.
-    for file in (name for _, _, name in change.numbers() if name.startswith("tests/") and (after / name).exists()):
+    for file in (name for name in change.files() if name.startswith("tests/")):
         (before / file).parent.mkdir(exist_ok=True)
         (before / file).write_bytes((after / file).read_bytes())
     return passed, run_tests(before, "-rfE", *tests)

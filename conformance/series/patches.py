@@ -36,8 +36,8 @@ def checkout() -> Path:
     return ROOT / "vendor" / f"mlx-lm-{release}"
 
 
-def git(*args: str, where: Path | None = None) -> bytes:
-    return subprocess.run(["git", "-C", where or checkout(), *args], capture_output=True, check=True).stdout
+def git(*args: str) -> bytes:
+    return subprocess.run(["git", "-C", checkout(), *args], capture_output=True, check=True).stdout
 
 
 def commits() -> list[str]:
@@ -45,8 +45,8 @@ def commits() -> list[str]:
     return git("rev-list", "--reverse", "HEAD").decode().split()
 
 
-def unpack(commit: str, into: Path, where: Path | None = None) -> Path:
+def unpack(commit: str, into: Path) -> Path:
     """Write the files of a commit into a directory. Extracting a zip file is safe on every Python."""
-    with zipfile.ZipFile(io.BytesIO(git("archive", "--format=zip", "-0", commit, where=where))) as archive:
+    with zipfile.ZipFile(io.BytesIO(git("archive", "--format=zip", "-0", commit))) as archive:
         archive.extractall(into)
     return into

@@ -1,9 +1,4 @@
-"""Show what a patch changes, and whether its tests need it: scripts/review.sh N, or scripts/review.sh DIRECTORY@REF
-
-python -m conformance.series.review N              patch N of the series
-python -m conformance.series.review --all          all of them, one after the other
-python -m conformance.series.review ~/mlx-lm@REF   the last commit of a clone's ref; --against: all since it left that
-"""
+"""Show what a patch of the series changes, and whether its tests need it."""
 
 from __future__ import annotations
 
@@ -14,8 +9,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from conformance.series.change import FAILURES, Change, NoChange, of_patch, of_ref, with_and_without
-from conformance.series.patches import PATCHES, commits, name_of
+from conformance.series.change import FAILURES, Change, of_patch, with_and_without
+from conformance.series.patches import PATCHES, git, name_of, unpack
 from conformance.series.stand_in import with_model
 from conformance.series.upstream_tests import KNOWN, outcome, related
 
@@ -42,8 +37,8 @@ def run_own_tests(change: Change, folder: Path) -> list[str]:
 
 
 def run_upstreams_tests(change: Change, folder: Path) -> list[str]:
-    before, after = (change.unpack(commit, folder / commit[:12]) for commit in (change.before, change.after))
-    tests = related(before, [name for _, _, name in change.numbers()])
+    before, after = (unpack(commit, folder / commit[:12]) for commit in (change.before, change.after))
+    tests = related(before, change.files())
     if not tests:
         print("  no test of upstream's imports what it changes")
         return []
@@ -57,7 +52,7 @@ def run_upstreams_tests(change: Change, folder: Path) -> list[str]:
 
 def review(change: Change) -> list[str]:
     """Print a report, and return the faults."""
-    print(change.git("diff", "--stat", change.before, change.after).decode(), flush=True)
+    print(git("diff", "--stat", change.before, change.after).decode(), flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         faults = run_own_tests(change, folder) + run_upstreams_tests(change, folder / "upstream")
@@ -65,34 +60,17 @@ def review(change: Change) -> list[str]:
     return faults
 
 
-def changes_of(args: argparse.Namespace) -> list[tuple[str, Change]]:
-    """The changes to review, each with its title."""
-    if not args.all and not args.which.isdigit():
-        return [(args.which, of_ref(args.which, args.against))]
-    last = len(commits()) - 1
-    if not args.all and not 1 <= int(args.which) <= last:
-        raise NoChange(f"the series has the patches 1 to {last}")
-    numbers = range(1, last + 1) if args.all else [int(args.which)]
-    return [(name_of(PATCHES[number - 1]), of_patch(number)) for number in numbers]
-
-
 def main() -> int:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="scripts/review.sh", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(prog="scripts/review.sh", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("which", metavar="N|DIR@REF", nargs="?", help="a patch, or a ref of a clone")
+    numbers = range(1, len(PATCHES) + 1)
+    which.add_argument("number", metavar="N", nargs="?", type=int, choices=numbers, help="a patch, the first is 1")
     which.add_argument("--all", action="store_true", help="every patch of the series")
-    parser.add_argument(
-        "--against", metavar="REF", default="", help="review all commits since the ref left this branch"
-    )
     args = parser.parse_args()
     faulty = False
-    try:
-        for title, change in changes_of(args):
-            print(title, flush=True)
-            faulty |= bool(review(change))
-    except NoChange as error:
-        parser.error(str(error))
+    for number in numbers if args.all else [args.number]:
+        print(name_of(PATCHES[number - 1]), flush=True)
+        faulty |= bool(review(of_patch(number)))
     return int(faulty)
 
 
