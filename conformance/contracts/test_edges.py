@@ -101,17 +101,3 @@ def test_a_prompt_of_one_token_before_quantization(first_turn: int) -> None:
 def test_a_greedy_draft_without_processors_is_drawn_at_once() -> None:
     """The loop recognizes the sampler that make_sampler returns for temperature 0."""
     assert make_sampler(0.0) is greedy_sampler
-
-
-@pytest.mark.contract("C4")
-def test_every_strategy_decodes() -> None:
-    """test_decoding.py asks draft models through the adapter of the release, and conformance/heads asks heads."""
-    from mlx_lm.draft import HeadDraftStrategy, ModelDraftStrategy
-    from mlx_lm.draft.options import DRAFT_TYPES
-
-    from conformance.adapters.series import MAKERS
-    from conformance.subjects.strategies import without_a_row
-
-    asked = {type(make(list(range(40)))) for make in MAKERS.values()} | {ModelDraftStrategy, HeadDraftStrategy}
-    missing = without_a_row(DRAFT_TYPES, asked, "MAKERS in conformance/adapters/series.py")
-    assert not missing, "\n".join(missing)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm import stream_generate
+from mlx_lm import batch_generate, stream_generate
 from mlx_lm.draft import DraftStats
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.sample_utils import make_sampler
 
+from conformance.oracle.findings import broken
 from conformance.oracle.recorder import gap
 from conformance.oracle.whole import WHOLE
 from conformance.subjects.prompts import PROMPTS, ids
@@ -51,6 +54,58 @@ def test_greedy(fixture: Model, right: Any, name: str, draft_type: str, n: int) 
     got = compare(fixture[0], ids(fixture[1], name), right(name), draft_type=draft_type, num_draft_tokens=n)
     copied = sum(step[2] for step in got)
     assert copied > N / 2 or (name, n) != ("rename", 16), f"{copied} of {N} tokens of an edit were drafted"
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize("draft_type", ["auto", "edit", "suffix", "ngram-simple", "ngram-mod"])
+def test_a_text_that_is_not_in_the_prompt(fixture: Model, right: Any, draft_type: str) -> None:
+    """Drafts come from a reference from the first token of the answer on."""
+    model, prompt, plain = fixture[0], ids(fixture[1], "nothing_to_copy"), right("nothing_to_copy")
+    reference = [token for token, _ in plain]
+    without, listed, in_array = (
+        [step[2] for step in compare(model, prompt, plain, draft_type=draft_type, draft_reference=given)]
+        for given in (None, reference, mx.array(reference))
+    )
+    assert sum(without) < sum(listed)
+    assert listed == in_array
+
+
+@pytest.mark.contract("C4")
+def test_a_table_for_several_prompts(fixture: Model, right: Any) -> None:
+    """At the second time, the table holds the whole answer."""
+    from mlx_lm.draft import NgramModTable
+
+    options = {"draft_type": "ngram-mod", "num_draft_tokens": 6, "ngram_size": 16, "ngram_mod_table": NgramModTable(16)}
+    name = "nothing_to_copy"
+    first, second = (compare(fixture[0], ids(fixture[1], name), right(name), **options) for _ in range(2))
+    assert sum(step[2] for step in first) < sum(step[2] for step in second)
+
+
+WRONG: list[dict[str, Any]] = [
+    {"draft_type": ""},
+    {"draft_costs": 5, "draft_type": "auto"},
+    {"disable_adaptive_gate": "yes", "draft_type": "auto"},
+    {"draft_reference": [10**9], "draft_type": "auto"},
+    {"draft_reference": mx.array([[1, 2]]), "draft_type": "auto"},
+    {"ngram_size": 3},
+]
+
+
+@pytest.mark.contract("C6")
+@pytest.mark.parametrize("given", WRONG, ids=lambda given: next(iter(given)))
+def test_a_wrong_argument_is_named(fixture: Model, given: dict[str, Any]) -> None:
+    """First in the message, or behind the draft type that excludes it."""
+    with pytest.raises((TypeError, ValueError), match=f"^(draft_type 'none' excludes )?{next(iter(given))}( |$)"):
+        next(stream_generate(*fixture, "Hello", **given))
+
+
+@pytest.mark.contract("C6")
+def test_the_help_lists_every_argument() -> None:
+    for function in (stream_generate, batch_generate):
+        described = inspect.getdoc(function) or ""
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and not re.search(rf"\b{name}\b", described):
+                broken(f"{function.__name__} does not describe {name}")
 
 
 @pytest.mark.contract("C4")
