@@ -8,6 +8,7 @@ import json
 import platform
 import textwrap
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -137,19 +138,19 @@ def is_edit(old: str, new: str) -> bool:
 
 def chosen(kind: str, found: Iterator[Pair], tokenizer: Tokenizer) -> Iterator[KnownEdit]:
     """Edits drawn by a hash of their source, at most four of a document."""
-    per_document: dict[str, int] = {}
+    per_document = Counter[str]()
     for pair in sorted(found, key=lambda pair: (zlib.crc32(pair.source.encode()), pair.source)):
         document = document_of(pair.source)
-        if sum(per_document.values()) == EACH:
+        if per_document.total() == EACH:
             return
-        if per_document.get(document, 0) == 4:
+        if per_document[document] == 4:
             continue
         new = black_of(pair.old) if kind == "black" else pair.new
         if max(len(pair.old), len(new)) > 5 * LONGEST:
             continue
         sizes = [len(tokenizer.encode(text).ids) for text in (pair.old, new)]
         if min(sizes) >= SHORTEST and max(sizes) <= LONGEST and (kind == "table to JSON" or is_edit(pair.old, new)):
-            per_document[document] = per_document.get(document, 0) + 1
+            per_document[document] += 1
             prompt = f"{BEFORE}{pair.ask}\n{fenced(pair.old.strip())}{BETWEEN}"
             answer = f"{fenced(new.strip())}{AFTER}"
             yield KnownEdit(kind, pair.source, *(tokenizer.encode(text).ids for text in (prompt, answer)))

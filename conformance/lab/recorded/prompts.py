@@ -11,6 +11,7 @@ import json
 import re
 import textwrap
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -174,28 +175,19 @@ KINDS: dict[str, Callable[[], Candidates]] = {
 }
 
 
-def is_any(source: str) -> bool:
-    return True
-
-
-def prompts(
-    count: Callable[[list[Message]], int], each: int = EACH, wanted: Callable[[str], bool] = is_any
-) -> list[Prompt]:
-    """``each`` prompts of a kind that are short enough, drawn by a hash of their source, the kinds in turns."""
-    drawn = [taken(kind, count, each, wanted) for kind in KINDS]
+def prompts(count: Callable[[list[Message]], int]) -> list[Prompt]:
+    """The prompts of each kind that are short enough, drawn by a hash of their source, the kinds in turns."""
+    drawn = [taken(kind, count) for kind in KINDS]
     return [prompt for turn in itertools.zip_longest(*drawn) for prompt in turn if prompt is not None]
 
 
-def taken(kind: str, count: Callable[[list[Message]], int], each: int, wanted: Callable[[str], bool]) -> list[Prompt]:
+def taken(kind: str, count: Callable[[list[Message]], int]) -> list[Prompt]:
     """The prompts of one kind, at most four of a document."""
-    per_document: dict[str, int] = {}
+    per_document = Counter[str]()
     found: list[Prompt] = []
     for source, text in sorted(KINDS[kind](), key=lambda one: (zlib.crc32(f"{kind} {one[0]}".encode()), one[0])):
-        document = document_of(source)
-        if len(found) == each or not wanted(source):
-            continue
-        messages = chat(re.sub(r"[ \t]+\n", "\n", text))
-        if per_document.get(document, 0) < 4 and count(messages) <= LONGEST:
-            per_document[document] = per_document.get(document, 0) + 1
+        document, messages = document_of(source), chat(re.sub(r"[ \t]+\n", "\n", text))
+        if len(found) < EACH and per_document[document] < 4 and count(messages) <= LONGEST:
+            per_document[document] += 1
             found.append(Prompt(kind, source, messages))
     return found
