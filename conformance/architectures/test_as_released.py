@@ -104,8 +104,8 @@ def test_what_replaces_an_operation_is_called_as_in_the_release(
         broken(f"{name}: after two tokens are dropped, the logits are off by {off:.2g}")
 
 
-# A prompt is longer than the blocks whose end a cache can drop. The threads of a CPU free a little sooner or later, which
-# makes it 5.4 % more at times, and a layer that keeps what it could drop 25 % at least.
+# A prompt is longer than the blocks whose end a cache can drop. The threads of a CPU make it 5.4 % more at times, and a
+# layer that keeps what it could drop 25 % at least.
 LAYERS, LONG, MORE, TRIES = 16, 64, 1.12, 10
 
 

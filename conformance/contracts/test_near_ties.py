@@ -11,9 +11,11 @@ from mlx_lm.draft.near_ties import AUTO_NOISE, NearTies
 from mlx_lm.generate import speculative_generate_step
 
 from conformance.drafters import Scripted
+from conformance.oracle.compare import near
 from conformance.oracle.recorder import gap
-from conformance.subjects.architectures import make_cache
-from conformance.subjects.families import PROMPT, RESTORED, allowed, model_of, seeded
+from conformance.subjects.architectures import RESTORED, make_cache
+from conformance.subjects.decoded import Family
+from conformance.subjects.families import PROMPT, model_of, seeded
 from conformance.subjects.inexact import InBfloat16, OfAnotherKernel
 
 pytestmark = [pytest.mark.usefixtures("uncompiled"), pytest.mark.contract("C4")]
@@ -58,5 +60,5 @@ def test_the_margin_is_what_the_noise_needs(family: str, noise: float, wanted: f
         block, single = (model(tokens[:, -length:stop], cache=deepcopy(layers))[0, :1] for stop in (None, 1 - length))
         margin.learn(block, single)
         seen = max(seen, gap(block, single))
-    assert seen <= noise + allowed(family)
+    assert seen <= noise + near(Family(family, family))
     assert float(margin.margin) / max(seen, 1e-9) == pytest.approx(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 from typing import Any
 
 import mlx.core as mx
@@ -22,40 +23,26 @@ PREFIX = "model.mtp_layers.0."
 NAMES = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 
 
-def snippet() -> str:
-    """The class of the page."""
-    text = (ROOT / "docs" / "drafting.md").read_text("utf-8")
-    found = re.search(r"<!-- head -->\n(.*?)<!-- end head -->", text, re.DOTALL)
-    assert found
-    return re.sub("^    ", "", found[1], flags=re.MULTILINE)
-
-
-def checkpoint(model: Any) -> dict[str, mx.array]:
-    """Weights of a model and of its head, as a checkpoint has them."""
-    weights = dict(tree_flatten(model.parameters()))
-    layer = {name.removeprefix("model.layers.0."): w for name, w in weights.items() if ".layers.0." in name}
-    shapes = {f"{name}.weight": (64, 128) if name == "input_proj" else (64,) for name in NAMES}
-    shapes |= {name: weight.shape for name, weight in layer.items()}
-    return weights | {PREFIX + name: 0.1 * mx.random.normal(shape) for name, shape in shapes.items()}
-
-
 def test_a_checkpoint_head() -> None:
     mx.random.seed(0)
     model = mimo.Model(ARGS)
-    weights = checkpoint(model)
+    weights = dict(tree_flatten(model.parameters()))
+    layer = {name.removeprefix("model.layers.0."): w.shape for name, w in weights.items() if ".layers.0." in name}
+    shapes = layer | {f"{name}.weight": (64, 128) if name == "input_proj" else (64,) for name in NAMES}
+    of_head = {name: 0.1 * mx.random.normal(shape) for name, shape in shapes.items()}
+    # The class of the page.
+    [code] = re.findall(
+        r"<!-- head -->\n(.*?)<!-- end head -->", (ROOT / "docs" / "drafting.md").read_text(), re.DOTALL
+    )
     made: dict[str, Any] = {}
-    exec(snippet(), made)
-    head = made["MiMoHead"](model, weights)
+    exec(dedent(code), made)
+    head = made["MiMoHead"](model, weights | {PREFIX + name: weight for name, weight in of_head.items()})
     # Each weight of the head has its place, and its value.
-    of_head = {name.removeprefix(PREFIX): w for name, w in weights.items() if name.startswith(PREFIX)}
     found = dict(tree_flatten(head.parameters()))
     assert found.keys() == of_head.keys()
     assert all(mx.array_equal(found[name], weight) for name, weight in of_head.items())
     stats = DraftStats()
     plain = [token for token, _ in generate_step(PROMPT, model, max_tokens=N)]
-    # As a model would that brings its own.
-    model.make_draft_model = lambda: head
-    options = {"draft_model": model.make_draft_model(), "num_draft_tokens": 3}
-    steps = speculative_generate_step(PROMPT, model, max_tokens=N, stats=stats, **options)
+    steps = speculative_generate_step(PROMPT, model, max_tokens=N, stats=stats, draft_model=head, num_draft_tokens=3)
     assert [token for token, *_ in steps] == plain
     assert stats.drafted > 0

@@ -109,17 +109,6 @@ class Watched:
         return logits
 
 
-class Histories:
-    """A logits processor that records the tokens it is shown, and changes nothing."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
-
-    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.seen.append(tokens.tolist())
-        return logits
-
-
 @dataclass
 class Recording:
     """The output of one decode, and the state it left."""

@@ -12,22 +12,16 @@ from unittest.mock import MagicMock, patch
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import RotatingKVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from conformance.oracle.recorder import Step, Task, plain
-from conformance.oracle.replay import noise
+from conformance.oracle.recorder import Step
 from conformance.oracle.whole import WHOLE
-from conformance.subjects import decoded
 from conformance.subjects.architectures import CONFIGS, build, make_cache
 
 GENERATE = sys.modules["mlx_lm.generate"]
 VOCAB, WINDOW, K = 64, 16, 3
 PROMPT = [(7 * i + 3) % VOCAB for i in range(21)]
-# More arguments of generate_step. The second start of quantization falls inside a block.
-OPTIONS: dict[str, dict[str, int]] = {one.name: one.options for one in decoded.FAMILIES if one.options}
-FAMILIES = [one.name for one in decoded.FAMILIES]
-RESTORED = {one.name for one in decoded.FAMILIES if one.restored}
 
 
 class Counted:
@@ -53,19 +47,6 @@ def model_of(family: str) -> Counted:
     if family == "llama max_kv_size":
         return Counted(model, lambda: [RotatingKVCache(WINDOW, keep=4) for _ in model.layers])
     return Counted(model)
-
-
-def tolerance(model: Any) -> float:
-    """The allowed distance of log probabilities. It is zero if the rows of a block equal those of single steps."""
-    task = Task(tuple(PROMPT), 16)
-    return 8 * noise(model, task, plain(model, task))
-
-
-@cache
-def allowed(family: str) -> float:
-    model = model_of(family)
-    quantized = Counted(model.model, lambda: [KVCache().to_quantized(32, 8) for _ in model.layers])
-    return max(tolerance(source) for source in ([model, quantized] if family in OPTIONS else [model]))
 
 
 def shape(layers: list[Any]) -> list[Any]:
