@@ -35,6 +35,8 @@ from pin import (
 )
 
 JUDGED = VENDOR / "judged"
+# What an environment has, in it.
+STAMP = ".prompt-lookup.json"
 # The suite needs these packages to ask.
 NEEDS = ("coverage>=7.10", "hypothesis>=6.100", "pytest>=8", "requests")
 RELEASE = re.compile(r"\d+(\.\d+)+\w*")
@@ -91,24 +93,20 @@ def pip_install(python: Path, source: str, *needs: str) -> None:
     run(*pip, "install", f"mlx-lm{mlx_extra()} {source}", *needs)
 
 
-def _stamp(venv: Path) -> Path:
-    return venv / ".prompt-lookup.json"
-
-
 def installed(venv: Path, wanted: object) -> bool:
     """Whether a venv of this Python has what is wanted, and nothing was interrupted."""
-    stamp = _stamp(venv)
+    stamp = venv / STAMP
     return made_by_this_python(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
 
 
 def install(venv: Path, wanted: object, name: str, *source: str) -> None:
     """Install into a venv. The stamp is written last, so that an interrupted run repeats this step."""
     print(f"installing {name}", flush=True)
-    _stamp(venv).unlink(missing_ok=True)
+    (venv / STAMP).unlink(missing_ok=True)
     venv.parent.mkdir(parents=True, exist_ok=True)
     make_venv(venv)
     pip_install(venv / "bin" / "python", *source)
-    _stamp(venv).write_text(json.dumps(wanted, indent=2) + "\n")
+    (venv / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")
 
 
 @dataclass(frozen=True)

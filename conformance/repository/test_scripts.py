@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pin
 import pytest
@@ -261,10 +262,7 @@ def test_killed_at_any_point_leaves_nothing_half_patched(clone: Clone) -> None:
 def test_what_stops_a_script_is_one_sentence(
     error: BaseException, said: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def command() -> int:
-        raise error
-
-    assert pin.ended(command) == status
+    assert pin.ended(Mock(side_effect=error)) == status
     assert capsys.readouterr().err == said
 
 

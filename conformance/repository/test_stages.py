@@ -37,7 +37,6 @@ NODEIDS = ["a/test_a.py::test_w", "a/test_b.py::test_x[1]", "a/test_b.py::test_y
         ("two", "one a/test_a.py\ntwo a/test_b.py::test_x\n", NODEIDS[:2]),
         ("three", "one a/test_a.py\n", NODEIDS),
         ("one", "one a/test_b.py::test_x[1]\n", NODEIDS[1:2]),
-        ("one", "one a/test_b.py::test_x[2-1]\n", []),
         # The narrowest line counts.
         ("one", "one a/test_b.py\ntwo a/test_b.py::test_x[1]\n", NODEIDS[2:3]),
     ],
