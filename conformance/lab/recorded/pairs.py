@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from conformance.lab.recorded import sources
 from conformance.lab.recorded.answers import EDITS, KnownEdit, document_of, write
 from conformance.lab.recorded.prompts import as_csv, tables
+from conformance.lab.texts.workloads import standard_library
 from conformance.smollm2 import path_of
 from conformance.subjects.prompts import fenced
 
@@ -98,7 +99,7 @@ def source_of(text: str, node: ast.AST) -> str:
 
 def formatted() -> Iterator[Pair]:
     """Functions and classes of the standard library. The new text is made once one is chosen."""
-    for name, text in sources.standard_library().items():
+    for name, text in standard_library():
         for node, source in sources.definitions(text):
             code = textwrap.dedent(source).strip()
             if 400 < len(code) < 6000 and zlib.crc32(code.encode()) % 16 == 0:

