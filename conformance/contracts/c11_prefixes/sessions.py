@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -51,22 +51,15 @@ class Answer:
     prompt: Sequence[int]
     cache: list[Any]
     taken: Checkpoints
-    # Of each token, itself and its log probabilities. Then the lengths of what was fed at once.
-    steps: list[Any] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    rows: list[mx.array] = field(default_factory=list)
+    # The lengths of what was fed at once.
     blocks: list[int] = field(default_factory=list)
 
     @property
     def found(self) -> int:
         n: int = self.taken.n_cached
         return n
-
-    @property
-    def tokens(self) -> list[int]:
-        return [int(step[0]) for step in self.steps]
-
-    @property
-    def rows(self) -> list[mx.array]:
-        return [step[1] for step in self.steps]
 
     @property
     def text(self) -> list[int]:
@@ -105,7 +98,9 @@ class Session:
             options |= more
         rest = mx.array(one.prompt[one.found :])
         with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as one.blocks:
-            one.steps = list(step(rest, self.model, max_tokens=n, prefill_step_size=FED, **options))
+            for token, logprobs, *_ in step(rest, self.model, max_tokens=n, prefill_step_size=FED, **options):
+                one.tokens.append(int(token))
+                one.rows.append(logprobs)
         return one
 
     def beside(self, rows: list[Answer], drafts: Sequence[Drafts | None]) -> list[Answer]:
@@ -122,10 +117,11 @@ class Session:
         with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as blocks:
             uids = batch.insert_segments([[list(one.prompt[one.found :])] for one in rows], **options)
             of = dict(zip(uids, rows, strict=True))
-            while responses := batch.next_generated():
-                for response in responses:
-                    of[response.uid].steps.append((response.token, response.logprobs))
-                    of[response.uid].cache = response.prompt_cache or of[response.uid].cache
+            for response in chain.from_iterable(iter(batch.next_generated, [])):
+                one = of[response.uid]
+                one.tokens.append(response.token)
+                one.rows.append(response.logprobs)
+                one.cache = response.prompt_cache or one.cache
         for one in rows:
             one.blocks = blocks
         return rows
@@ -182,7 +178,7 @@ class Session:
         wanted, got = (sorted(n for n in ns if one.found < n < length) for ns in (right, places))
         if got != wanted:
             self.say(one, f"has checkpoints at {got} instead of {wanted}")
-        behind = [*(n for n in places if n >= length - 1), length + len(one.steps)]
+        behind = [*(n for n in places if n >= length - 1), length + len(one.tokens)]
         longest = max((b - a for a, b in pairwise(behind)), default=0)
         if longest > STEP + ENDS_ONLY.get(self.name, K):
             self.say(one, f"feeds {longest} tokens of the answer without a checkpoint: {behind}")
