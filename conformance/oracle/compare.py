@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from conformance.adapters import WRONG, Adapters
+from conformance.adapters import WRONG, Adapters, Drafts
 from conformance.drafters import AtDepth
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.recorder import Task, gap, gaps, next_turn
@@ -87,7 +87,7 @@ def compare_drafters_caches(got: Run, adapter: Adapters) -> None:
     if got.drafts is None or not got.drafts.left or not adapter.is_series:
         return
     family, model = got.case.family, got.drafts.draft_model(model_of(got.case.family))
-    wanted, rows = held_by_drafter(family, got.drafts.name, got.case.length, tuple(got.tokens), model)
+    wanted, rows = held_by_drafter(family, got.drafts.name, got.case.length, tuple(got.tokens))
     for i, (a, b) in enumerate(zip(shape(got.drafts.left), wanted, strict=True)):
         if a != b:
             broken(f"after {len(got.tokens)} tokens, cache {i} of the draft model is {said(a)} instead of {said(b)}")
@@ -96,33 +96,26 @@ def compare_drafters_caches(got: Run, adapter: Adapters) -> None:
         broken(f"what follows on the cache of the draft model is off by {off:.2g}")
 
 
-_DRAFTERS: dict[Any, Any] = {}
-
-
+@cache
 def held_by_drafter(
-    family: Family, name: str, length: int, tokens: tuple[int, ...], model: Any
+    family: Family, name: str, length: int, tokens: tuple[int, ...]
 ) -> tuple[list[Any], list[mx.array]]:
     """The caches of a draft model after the prompt and these tokens, fed one by one: their shape, and what follows."""
-    if (key := (family, name, length, tokens)) not in _DRAFTERS:
-        layers = make_cache(model)
-        model(mx.array([prompt_of(length)]), layers)
-        for token in tokens:
-            model(mx.array([[token]]), layers)
-            if family.options:
-                GENERATE.maybe_quantize_kv_cache(layers, **family.options)
-        _DRAFTERS[key] = shape(layers), next_turn(model, layers)
-    made: tuple[list[Any], list[mx.array]] = _DRAFTERS[key]
-    return made
+    model = Drafts(name, []).draft_model(model_of(family))
+    layers = make_cache(model)
+    model(mx.array([prompt_of(length)]), layers)
+    for token in tokens:
+        model(mx.array([[token]]), layers)
+        if family.options:
+            GENERATE.maybe_quantize_kv_cache(layers, **family.options)
+    return shape(layers), next_turn(model, layers)
 
 
+@cache
 def noise_of_drafter(name: str, family: Family) -> float:
-    if (key := (name, family)) not in _DRAFTERS:
-        from conformance.adapters import Drafts
-
-        model = Counted(Drafts(name, []).draft_model(model_of(family)))
-        task = Task(tuple(prompt_of(21)), 16)
-        _DRAFTERS[key] = noise(model, task, recorded(model, task))
-    return float(_DRAFTERS[key])
+    model = Counted(Drafts(name, []).draft_model(model_of(family)))
+    task = Task(tuple(prompt_of(21)), 16)
+    return noise(model, task, recorded(model, task))
 
 
 def compare_seen(got: Run, right: Run, exact: bool) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count, islice
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
@@ -138,17 +139,6 @@ class Stop(Exception):
     """What a consumer, or a processor, raises."""
 
 
-def failing(call: int) -> Callable[[mx.array, mx.array], mx.array]:
-    calls = count(1)
-
-    def process(_: mx.array, logits: mx.array) -> mx.array:
-        if next(calls) == call:
-            raise Stop
-        return logits
-
-    return process
-
-
 @dataclass(eq=False)
 class Run:
     """A decode and what was seen of it."""
@@ -181,7 +171,14 @@ class Run:
             # First and last: it sees the raw logits of a row, then the output of all processors.
             found["logits_processors"] = [self.witness.process, *made, self.witness.process]
         if case.end == "failure":
-            found["logits_processors"] = [failing(case.n)]
+            calls = count(1)
+
+            def fail(_: mx.array, logits: mx.array) -> mx.array:
+                if next(calls) == case.n:
+                    raise Stop
+                return logits
+
+            found["logits_processors"] = [fail]
         return found
 
     def take(self, steps: Iterator[Any]) -> None:
@@ -232,36 +229,21 @@ def by_close(run: Run, start: Start, limit: int = N) -> None:
     steps.close()
 
 
-def without_a_limit(run: Run, start: Start) -> None:
-    by_close(run, start, limit=-1)
-
-
 def by_throw(run: Run, start: Start) -> None:
     steps = start(max_tokens=2 * N)
     run.take(islice(steps, run.case.n))
-    try:
+    with pytest.raises(Stop):
         steps.throw(Stop())
-    except Stop:
-        return
-    broken("an exception that is thrown into the generator is lost")
 
 
 def in_the_consumer(run: Run, start: Start) -> None:
-    try:
-        for step in start(max_tokens=2 * N):
-            run.take(iter([step]))
-            if len(run.tokens) == run.case.n:
-                raise Stop
-    except Stop:
-        return
+    for step in islice(start(max_tokens=2 * N), run.case.n):
+        run.take(iter([step]))
 
 
 def by_failure(run: Run, start: Start) -> None:
-    try:
+    with pytest.raises(Stop):
         run.take(start(max_tokens=N))
-    except Stop:
-        return
-    broken("the error of a logits processor is lost")
 
 
 def at_the_streams_limit(run: Run, start: Start) -> None:
@@ -282,7 +264,7 @@ def by_closing_the_stream(run: Run, start: Start) -> None:
 ENDS: dict[str, Callable[[Run, Start], None]] = {
     "limit": at_the_limit,
     "close": by_close,
-    "close without a limit": without_a_limit,
+    "close without a limit": partial(by_close, limit=-1),
     "throw": by_throw,
     "consumer": in_the_consumer,
     "failure": by_failure,
