@@ -21,13 +21,6 @@ from conformance.arguments import at_least_one, margin
 from conformance.check.prompts import Unusable, from_file
 from conformance.smollm2 import NotMade, path_of
 
-COMMANDS = {
-    "check": "decode prompts plain and drafted, and compare",
-    "probe": "compare blocks with single tokens",
-    "report": "report how this machine decodes a model",
-}
-
-
 # As mlx_lm.draft.options has them, which is not to be imported before the device is known.
 DRAFT_TYPES = ("auto", "edit", "suffix", "ngram-simple", "ngram-mod")
 # The tool did not get to an answer; 0, 1 and 2 are answers.
@@ -51,11 +44,8 @@ def folder(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """A file in a folder that is there."""
-    if Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder")
-    if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: there is no folder {Path(text).parent}")
+    if Path(text).is_dir() or not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no file in a folder that is there")
     return Path(text)
 
 
@@ -63,13 +53,14 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m conformance", description=__doc__, formatter_class=form)
     commands = parser.add_subparsers(dest="command", required=True)
-    added = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
-    for one in added.values():
+    check = commands.add_parser("check", help="decode prompts plain and drafted, and compare")
+    probe = commands.add_parser("probe", help="compare blocks with single tokens")
+    report = commands.add_parser("report", help="report how this machine decodes a model")
+    for one in (check, probe, report):
         one.add_argument(
             "--model", required=True, help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh"
         )
         one.add_argument("--device", choices=["cpu", "gpu"], help="default: what mlx chooses")
-    check, probe, report = added.values()
     for one in (check, probe):
         one.add_argument("--json", type=new_file, metavar="FILE", help="write all numbers to a file, too")
     check.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line: text, or a JSON string")
@@ -112,37 +103,33 @@ def load(model: str) -> tuple[Any, Any]:
 def main(arguments: list[str] | None = None) -> int:
     args = parsed(arguments)
     try:
-        import mlx.core as mx
+        return answered(args)
     except ImportError as error:
-        print(missing(error), file=sys.stderr)
-        return FAILED
-    if args.device is not None:
-        if not mx.is_available(getattr(mx, args.device)):
-            print(f"This mlx has no {args.device}: leave --device out.", file=sys.stderr)
-            return FAILED
-        # mlx_lm makes its stream for the default device when it is imported: nothing imports it before this.
-        mx.set_default_device(getattr(mx, args.device))
-    try:
-        command = importlib.import_module(f"conformance.check.{args.command}")
-    except ImportError as error:
-        print(missing(error), file=sys.stderr)
-        return FAILED
-    try:
-        return answered(command, args, str(mx.default_device()))
+        said = missing(error)
     except Unusable as error:
         say("")
-        print(error, file=sys.stderr)
-        return FAILED
+        said = str(error)
+    print(said, file=sys.stderr)
+    return FAILED
 
 
-def answered(command: Any, args: argparse.Namespace, device: str) -> int:
+def answered(args: argparse.Namespace) -> int:
+    import mlx.core as mx
+
+    if args.device is not None:
+        if not mx.is_available(getattr(mx, args.device)):
+            raise Unusable(f"This mlx has no {args.device}: leave --device out.")
+        # mlx_lm makes its stream for the default device when it is imported: nothing imports it before this.
+        mx.set_default_device(getattr(mx, args.device))
+    command = importlib.import_module(f"conformance.check.{args.command}")
+    import mlx_lm
+
     if getattr(args, "prompts", None) is not None:
         args.prompts = from_file(args.prompts)
     say(f"loading {args.model}")
     model, tokenizer = load(args.model)
-    import mlx_lm
-
-    about = {"model": args.model, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx"), "device": device}
+    about = {"model": args.model, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
+    about["device"] = str(mx.default_device())
     print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
     found: dict[str, Any] = command.main(args, model, tokenizer, say)
     if getattr(args, "json", None) is not None:

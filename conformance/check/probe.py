@@ -9,7 +9,7 @@ kernels.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -100,20 +100,18 @@ def recommend(rows: list[Row]) -> Recommended:
     return Recommended(max(best.length - 1, 1), 4 * noise, max(rows[exact].length - 1, 0))
 
 
-def lines_of(rows: list[Row], found: Recommended) -> Iterator[str]:
-    yield table(["block", "rows", "noise", "other token", "cost"])
+def print_table(rows: list[Row], found: Recommended) -> None:
+    print(table(["block", "rows", "noise", "other token", "cost"]))
     for row in rows:
-        rows_are = "identical" if row.noise == 0 else "differ"
-        noise = f"{row.noise:.1e}" if row.noise else "0"
-        yield line([row.length, rows_are, noise, f"{row.changed} of {2 * FED}", row.cost])
-    yield ""
-    if not any(row.noise for row in rows):
-        yield f"identical: a block of up to {rows[-1].length} tokens gives the bits of single tokens, end to end."
+        about = ("differ", f"{row.noise:.1e}") if row.noise else ("identical", "0")
+        print(line([row.length, *about, f"{row.changed} of {2 * FED}", row.cost]))
+    if any(row.noise for row in rows):
+        print(f"\nnot identical: up to blocks of {found.without_margin + 1} the rows are those of single tokens.")
     else:
-        yield f"not identical: up to blocks of {found.without_margin + 1} the rows are those of single tokens."
-    yield f"recommended: num_draft_tokens={found.num_draft_tokens}, draft_margin={found.draft_margin:.3g}"
+        print(f"\nidentical: a block of up to {rows[-1].length} tokens gives the bits of single tokens, end to end.")
+    print(f"recommended: num_draft_tokens={found.num_draft_tokens}, draft_margin={found.draft_margin:.3g}")
     if found.draft_margin and found.without_margin:
-        yield f"without a margin: num_draft_tokens={found.without_margin}"
+        print(f"without a margin: num_draft_tokens={found.without_margin}")
 
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
@@ -127,5 +125,5 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
         row.cost = seconds[row.length] / seconds[1]
     found = recommend(rows)
     say("")
-    print("\n".join(lines_of(rows, found)))
+    print_table(rows, found)
     return {"rows": [asdict(row) for row in rows], "recommended": asdict(found), "exit": 0}

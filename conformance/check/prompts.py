@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,11 @@ def from_file(path: Path) -> dict[str, list[Message]]:
 
 
 def text_of(line: str) -> str:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError:
-        return line
-    # A number is text as well.
-    return found if isinstance(found, str) else line
+    with suppress(json.JSONDecodeError):
+        # A number is text as well.
+        if isinstance(found := json.loads(line), str):
+            return found
+    return line
 
 
 def encode(tokenizer: Any, messages: list[Message]) -> tuple[int, ...]:

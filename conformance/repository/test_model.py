@@ -30,15 +30,11 @@ def of_llama_cpp() -> tuple[dict[str, mx.array], dict[str, Any]]:
         arrays |= {f"{name}.{part}": array for part, array in zip(("weight", "scales", "biases"), parts, strict=True)}
         arrays |= {f"{name}.{part}": arrays[f"{name}.{part}"].astype(mx.float16) for part in ("scales", "biases")}
     arrays |= {f"{name}.weight": mx.ones(HIDDEN) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")}
-    numbers: dict[str, float] = {
-        "embedding_length": HIDDEN,
-        "feed_forward_length": HIDDEN,
-        "block_count": 1,
-        "context_length": 128,
-    }
-    numbers |= {"attention.head_count": HEADS, "attention.head_count_kv": HEADS, "vocab_size": len(TOKENS)}
-    numbers |= {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}
-    about: dict[str, Any] = {f"llama.{name}": mx.array(number) for name, number in numbers.items()}
+    about: dict[str, Any] = {name: mx.array(HIDDEN) for name in conversion.NUMBERS.values()}
+    numbers = {"block_count": 1, "attention.head_count": HEADS, "attention.head_count_kv": HEADS}
+    numbers |= {"vocab_size": len(TOKENS)}
+    about |= {f"llama.{name}": mx.array(number) for name, number in numbers.items()}
+    about |= {"llama.attention.layer_norm_rms_epsilon": mx.array(1e-5), "llama.rope.freq_base": mx.array(10000.0)}
     about |= {"tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.merges": ["a n", "Ġ an", "1 2"]}
     about |= {"tokenizer.ggml.token_type": mx.array([3] * 3 + [1] * (len(TOKENS) - 3))}
     about |= {"tokenizer.ggml.bos_token_id": mx.array(1), "tokenizer.ggml.eos_token_id": mx.array(2)}

@@ -2,9 +2,8 @@
 
 from conformance import ROOT
 
-# The directories by the names that the commands take, and what makes them.
+# The directories by the names that the commands take.
 MODELS = {name: ROOT / "vendor" / name for name in ("smollm2", "smollm2-4bit")}
-COMMANDS = {"smollm2": "scripts/model.sh", "smollm2-4bit": "scripts/model.sh --4bit"}
 
 
 class NotMade(Exception):
@@ -17,8 +16,7 @@ def path_of(model: str) -> str:
     Raises:
         NotMade: if it was not made yet.
     """
-    if model not in MODELS:
-        return model
-    if not MODELS[model].exists():
-        raise NotMade(f"{model} is not there yet: {COMMANDS[model]} makes it.")
-    return str(MODELS[model])
+    if model in MODELS and not MODELS[model].exists():
+        option = " --4bit" * model.endswith("4bit")
+        raise NotMade(f"{model} is not there yet: scripts/model.sh{option} makes it.")
+    return str(MODELS.get(model, model))

@@ -42,58 +42,49 @@ def renamed(name: str) -> str:
     return OTHERS[name]
 
 
-def bits(module: str) -> int:
-    return EMBEDDING_BITS if module == EMBEDDING else BITS
-
-
-def type_of_scales() -> mx.Dtype:
-    """The type of the scales of 4-bit weights, in which it computes: a CPU takes float16 thirty times as long."""
-    return mx.float32 if mx.default_device() == mx.cpu else mx.float16
-
-
-def converted(arrays: dict[str, mx.array], keep_4bit: bool) -> dict[str, mx.array]:
+def converted(arrays: dict[str, mx.array], keep_4bit: bool, scales_type: mx.Dtype) -> dict[str, mx.array]:
     """The weights by mlx-lm's names: in 4 bits as they are, or as bfloat16."""
-    found, scales_type = {}, type_of_scales()
+    found = {}
     for name in sorted({name.rpartition(".")[0] for name in arrays}):
         module, weight, scales = renamed(name), arrays[f"{name}.weight"], arrays.get(f"{name}.scales")
-        print(f"\r\033[Kconverting {module}" if sys.stdout.isatty() else "", end="", flush=True)
         if scales is None:
             found[f"{module}.weight"] = weight.astype(scales_type if keep_4bit else mx.bfloat16)
         elif keep_4bit:
-            parts = {part: arrays[f"{name}.{part}"].astype(scales_type) for part in ("scales", "biases")}
-            found |= {f"{module}.{part}": value for part, value in ({"weight": weight} | parts).items()}
+            found[f"{module}.weight"] = weight
+            found |= {f"{module}.{part}": arrays[f"{name}.{part}"].astype(scales_type) for part in ("scales", "biases")}
         else:
             exact = [x.astype(mx.float32) for x in (scales, arrays[f"{name}.biases"])]
-            whole = mx.dequantize(weight, *exact, GROUP, bits(module))
+            whole = mx.dequantize(weight, *exact, GROUP, EMBEDDING_BITS if module == EMBEDDING else BITS)
             found[f"{module}.weight"] = whole.astype(mx.bfloat16)
-    print("\r\033[K" if sys.stdout.isatty() else "", end="", flush=True)
     return found
 
 
-def config(about: dict[str, Any], keep_4bit: bool) -> dict[str, Any]:
+# The names of numbers in config.json, and in the GGUF file.
+NUMBERS = {
+    "hidden_size": "llama.embedding_length",
+    "intermediate_size": "llama.feed_forward_length",
+    "num_hidden_layers": "llama.block_count",
+    "num_attention_heads": "llama.attention.head_count",
+    "num_key_value_heads": "llama.attention.head_count_kv",
+    "max_position_embeddings": "llama.context_length",
+    "rope_theta": "llama.rope.freq_base",
+    "vocab_size": "llama.vocab_size",
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+}
+
+
+def config(about: dict[str, Any], keep_4bit: bool, scales_type: mx.Dtype) -> dict[str, Any]:
     """The config.json of the model, from what the GGUF file says of it."""
-
-    def number(name: str) -> Any:
-        return about[name].item()
-
     made = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": number("llama.embedding_length"),
-        "intermediate_size": number("llama.feed_forward_length"),
-        "num_hidden_layers": number("llama.block_count"),
-        "num_attention_heads": number("llama.attention.head_count"),
-        "num_key_value_heads": number("llama.attention.head_count_kv"),
-        "max_position_embeddings": number("llama.context_length"),
-        "rms_norm_eps": round(number("llama.attention.layer_norm_rms_epsilon"), 9),
-        "rope_theta": number("llama.rope.freq_base"),
+        **{name: about[key].item() for name, key in NUMBERS.items()},
+        "rms_norm_eps": round(about["llama.attention.layer_norm_rms_epsilon"].item(), 9),
         # The rows of queries and keys are in the order of llama.cpp.
         "rope_traditional": True,
         "tie_word_embeddings": True,
-        "vocab_size": number("llama.vocab_size"),
-        "bos_token_id": number("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": number("tokenizer.ggml.eos_token_id"),
-        "torch_dtype": str(type_of_scales() if keep_4bit else mx.bfloat16).removeprefix("mlx.core."),
+        "torch_dtype": str(scales_type if keep_4bit else mx.bfloat16).removeprefix("mlx.core."),
     }
     if keep_4bit:
         embedding = {"group_size": GROUP, "bits": EMBEDDING_BITS}
@@ -132,10 +123,12 @@ def main() -> int:
     options.add_argument("--4bit", dest="keep_4bit", action="store_true", help="leave the weights in 4 bits")
     args = options.parse_args()
     arrays, about = mx.load(str(args.gguf), return_metadata=True)
-    weights = converted(arrays, args.keep_4bit)
+    # The type in which 4-bit weights compute: a CPU takes float16 thirty times as long.
+    scales_type = mx.float32 if mx.default_device() == mx.cpu else mx.float16
+    weights = converted(arrays, args.keep_4bit, scales_type)
     mx.save_safetensors(str(args.into / "model.safetensors"), weights, metadata={"format": "mlx"})
     write_tokenizer(about, args.into)
-    (args.into / "config.json").write_text(json.dumps(config(about, args.keep_4bit), indent=2) + "\n")
+    (args.into / "config.json").write_text(json.dumps(config(about, args.keep_4bit, scales_type), indent=2) + "\n")
     return 0
 
 

@@ -13,35 +13,25 @@ from conformance.subjects.prompts import Message, chat, fenced
 TABLE = "name,born,field\nAda Lovelace,1815,mathematics\nMarie Curie,1867,physics\nAlan Turing,1912,computing"
 
 
+def code(function: object) -> str:
+    return fenced(inspect.getsource(function).strip())  # type: ignore[arg-type]
+
+
 def rewrite() -> list[Message]:
-    source = inspect.getsource(textwrap.shorten).strip()
-    return chat(f"Rewrite this function with the parameter `width` renamed to `n_chars`.\n{fenced(source)}")
-
-
-def document() -> list[Message]:
-    source = inspect.getsource(textwrap.indent).strip()
-    return chat(f"Write this function again with type annotations.\n{fenced(source)}")
-
-
-def quote() -> list[Message]:
-    text = inspect.getdoc(textwrap.TextWrapper) or ""
-    return chat(f"Quote the first paragraph of this text word by word.\n\n{text[:700]}")
-
-
-def fill_json() -> list[Message]:
-    return chat(f"Write this table as JSON, a list of objects with the keys of the first line.\n{fenced(TABLE)}")
-
-
-def explain() -> list[Message]:
-    return chat(f"What does this function do?\n{fenced(inspect.getsource(shlex.join).strip())}")
-
-
-def answer() -> list[Message]:
-    return chat("What is the capital of France, and what is it known for?")
+    return chat(f"Rewrite this function with the parameter `width` renamed to `n_chars`.\n{code(textwrap.shorten)}")
 
 
 TASKS: dict[str, Callable[[], list[Message]]] = {
-    make.__name__: make for make in (rewrite, document, quote, fill_json, explain, answer)
+    "rewrite": rewrite,
+    "document": lambda: chat(f"Write this function again with type annotations.\n{code(textwrap.indent)}"),
+    "quote": lambda: chat(
+        f"Quote the first paragraph of this text word by word.\n\n{(inspect.getdoc(textwrap.TextWrapper) or '')[:700]}"
+    ),
+    "fill_json": lambda: chat(
+        f"Write this table as JSON, a list of objects with the keys of the first line.\n{fenced(TABLE)}"
+    ),
+    "explain": lambda: chat(f"What does this function do?\n{code(shlex.join)}"),
+    "answer": lambda: chat("What is the capital of France, and what is it known for?"),
 }
 
 
