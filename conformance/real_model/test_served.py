@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,59 +11,41 @@ import pytest
 from conformance.doors.server.process import serve
 from conformance.smollm2 import MODELS, path_of
 from conformance.smollm2.tasks import TABLE, TASKS, rewrite
-from conformance.subjects.prompts import Message, chat
+from conformance.subjects.prompts import chat
 
 pytestmark = pytest.mark.real_model
 
-TOKENS = 24
-# Long prompts of 8 clients at once, on a slow machine.
-TIMEOUT = 900.0
-PREDICTION = {"type": "content", "content": rewrite()[0]["content"].split("```")[1].replace("width", "n_chars")}
-TOOLS = [
-    {
-        "name": "get_weather",
-        "description": "The weather of a city.",
-        "parameters": {"city": "string", "unit": "string"},
-    },
-    {"name": "convert", "description": "Convert a temperature.", "parameters": {"value": "number", "to": "string"}},
-]
-SYSTEM = f"You can call these tools, with one JSON object a line:\n{json.dumps(TOOLS, indent=1)}"
-CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "unit": "celsius"}}'
 Body = dict[str, Any]
+TOOL = {"name": "get_weather", "parameters": {"city": "string", "unit": "string"}}
+CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "unit": "celsius"}}'
+RESULT = '{"city": "Oslo", "celsius": 7}\nWrite the call again.'
 
 
-def tool_talk() -> list[list[Message]]:
-    """The prompts of the conversations A, B, A: the third goes on where the first one ended."""
-    first = [{"role": "system", "content": SYSTEM}, *chat("What is the weather in Oslo, in celsius?")]
-    result = [{"role": "assistant", "content": CALL}, *chat('{"city": "Oslo", "celsius": 7}\nWrite the call again.')]
-    return [first, chat(f"Quote this table.\n{TABLE}"), first + result]
-
-
-def bodies() -> list[Body]:
+def of_clients() -> list[Body]:
     """Eight requests: every task, and two with a prediction."""
-    plain: list[Body] = [{"messages": make()} for make in TASKS.values()]
-    return [*plain, *({"messages": rewrite(), "prediction": PREDICTION, "seed": seed} for seed in range(2))]
+    text = rewrite()[0]["content"].split("```")[1].replace("width", "n_chars")
+    predicted = {"messages": rewrite(), "prediction": {"type": "content", "content": text}}
+    return [*({"messages": make()} for make in TASKS.values()), *({**predicted, "seed": seed} for seed in range(2))]
 
 
-def answers(model: str, requests: Sequence[Body], clients: int, *options: str) -> list[str]:
-    """The texts that a new server gives to these requests."""
-    with serve(*options, model=path_of(model)) as server, ThreadPoolExecutor(clients) as pool:
-        server.timeout = TIMEOUT
-        found = [
-            {name: value for name, value in body.items() if options or name != "prediction"} | {"max_tokens": TOKENS}
-            for body in requests
-        ]
-        responses = list(pool.map(server.post, found))
-    assert [response.status_code for response in responses] == [200] * len(requests)
-    return [response.json()["choices"][0]["message"]["content"] for response in responses]
+def of_tools() -> list[Body]:
+    """The prompts of the conversations A, B, A: the third goes on where the first one ended."""
+    told = f"You can call this tool, with a JSON object:\n{json.dumps(TOOL, indent=1)}"
+    first = [{"role": "system", "content": told}, *chat("What is the weather in Oslo, in celsius?")]
+    result = [{"role": "assistant", "content": CALL}, *chat(RESULT)]
+    return [{"messages": each} for each in (first, chat(f"Quote this table.\n{TABLE}"), first + result)]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_eight_clients(model: str) -> None:
-    assert answers(model, bodies(), 8, "--draft-type", "auto") == answers(model, bodies(), 1)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_tool_calls_go_on_from_a_cached_prompt(model: str) -> None:
-    requests = [{"messages": messages} for messages in tool_talk()]
-    assert answers(model, requests, 1, "--draft-type", "auto") == answers(model, requests, 1)
+@pytest.mark.parametrize(("bodies", "clients"), [(of_clients(), 8), (of_tools(), 1)], ids=["clients", "tools"])
+def test_a_server(model: str, bodies: list[Body], clients: int) -> None:
+    """The texts are those of plain decoding, of one request at a time."""
+    said = []
+    for options, at_once in ((("--draft-type", "auto"), clients), ((), 1)):
+        with serve(*options, model=path_of(model)) as server, ThreadPoolExecutor(at_once) as pool:
+            # Long prompts of eight clients at once, on a slow machine.
+            server.timeout = 900.0
+            asked = ({k: v for k, v in body.items() if options or k != "prediction"} for body in bodies)
+            responses = list(pool.map(server.post, [{**body, "max_tokens": 24} for body in asked]))
+        said.append([response.json()["choices"][0]["message"]["content"] for response in responses])
+    assert said[0] == said[1]
