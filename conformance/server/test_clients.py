@@ -12,10 +12,11 @@ import pytest
 
 from conformance import FIXTURE
 from conformance.doors.server.process import CHAT, Inside, inside
-from conformance.doors.server.requests import Request, send
+from conformance.doors.server.requests import Request, Right, send
 from conformance.oracle.findings import broken
 from conformance.server.instruments import counters
-from conformance.server.traffic import ASK, GATE_OFF, SHORT
+from conformance.server.traffic import ASK, CODE, EDITED, GATE_OFF, SHORT
+from conformance.subjects.prompts import fenced
 
 
 @pytest.fixture
@@ -70,3 +71,28 @@ def test_the_curl_of_the_document_changes_something(server: Inside) -> None:
     details = said["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0
     assert details["draft"]["forwards"] < said["usage"]["completion_tokens"]
+
+
+# The prediction, whole and in parts.
+PREDICTIONS: list[Any] = [CODE, [{"type": "text", "text": part} for part in (CODE[:40], CODE[40:])]]
+
+
+@pytest.mark.parametrize("content", PREDICTIONS, ids=["whole", "parts"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_predicted_outputs(server: Inside, client: openai.OpenAI, right: Right, content: Any, streamed: bool) -> None:
+    """Clients send the file to edit as a prediction. Most of its tokens come back."""
+    fields: Any = {"model": "default_model", **ASK.body, "temperature": 0}
+    # With the gate, the number of drafted tokens depends on the times of this machine.
+    fields |= {"prediction": {"type": "content", "content": content}, "extra_body": {"disable_adaptive_gate": True}}
+    if streamed:
+        *chunks, last = client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+        text, usage = "".join(chunk.choices[0].delta.content or "" for chunk in chunks), last.usage
+    else:
+        answer = client.chat.completions.create(**fields)
+        text, usage = answer.choices[0].message.content, answer.usage
+    assert text == right(ASK).text == fenced(EDITED)
+    details = usage.completion_tokens_details
+    # The name occurs three times in the file.
+    assert details.rejected_prediction_tokens == 3, details
+    assert details.accepted_prediction_tokens > 27, details
+    assert usage.completion_tokens / 2 < details.draft["accepted"] <= details.draft["drafted"], details

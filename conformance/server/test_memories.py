@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import signal
+import shutil
 import time
 from pathlib import Path
 
 import pytest
+from mlx_lm import server as module
 from mlx_lm.draft import NgramModTable
 
 from conformance.doors.programs import run
-from conformance.doors.server.process import CHAT, FAST, Body, Client, Inside, inside, planted, serve
+from conformance.doors.server.process import CHAT, Body, Client, Inside, inside
 from conformance.doors.server.requests import Request, Right, send
 from conformance.oracle.findings import broken
-from conformance.server.instruments import save_often
 from conformance.server.traffic import ASK, SHORT
 from conformance.subjects.prompts import PROMPTS
 
 MOD: Body = {"draft_type": "ngram-mod", "ngram_size": 6, "disable_adaptive_gate": True}
-MOD_OPTIONS = ["--draft-type", "ngram-mod", "--ngram-size", "6", "--disable-adaptive-gate"]
+OF_ALL = ["--draft-type", "ngram-mod", "--ngram-size", "6", "--disable-adaptive-gate"]
 # Parts of its answer are not in the prompt.
 CALL = Request(CHAT, {"messages": PROMPTS["tool"], "max_tokens": 100})
 
@@ -31,27 +31,24 @@ def accepted(server: Client, right: Right, draft: Body | None = None, ask: Reque
     return int(answer.draft["accepted"])
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_memory_is_kept(right: Right, tmp_path: Path, end: signal.Signals) -> None:
-    """A server that loads a memory accepts more than the one that made it, however that one ended."""
-    file = tmp_path / "memory"
-    options = [*MOD_OPTIONS, "--draft-memory", str(file)]
-    often = planted(save_often, tmp_path) if end == signal.SIGKILL else {}
-    with serve(*options, env=FAST | often) as server:
-        cold = accepted(server, right)
-        while often and not file.exists():
-            server.check_alive()
+def test_a_memory_is_kept(right: Right, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that loads a memory accepts more than the one that made it, which has saved it before its end."""
+    monkeypatch.setattr(module, "SAVE_INTERVAL", 0.1)
+    file, loaded = tmp_path / "memory", tmp_path / "copy"
+    with inside(*OF_ALL, "--draft-memory", str(file)) as server:
+        cold, end = accepted(server, right), time.monotonic() + server.timeout
+        while not file.exists() and time.monotonic() < end:
             time.sleep(0.05)
-        server.end(end)
-    with inside(*options) as loaded:
-        warm = accepted(loaded, right)
+        shutil.copy(file, loaded)
+    with inside(*OF_ALL, "--draft-memory", str(loaded)) as server:
+        warm = accepted(server, right)
     assert warm > cold, f"{warm} tokens are accepted with the memory, and {cold} without"
 
 
 def test_a_memory_that_cannot_be_used(tmp_path: Path) -> None:
     """One of another vocabulary is left alone. A damaged one is an error before the model is loaded."""
     file = tmp_path / "memory"
-    options = [*MOD_OPTIONS, "--draft-memory", str(file)]
+    options = [*OF_ALL, "--draft-memory", str(file)]
     NgramModTable(6, vocab_size=7).save(str(file))
     kept = file.read_bytes()
     with inside(*options) as server:
@@ -65,24 +62,22 @@ def test_a_memory_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_who_shares_a_memory(server: Inside, right: Right) -> None:
-    """A server without a memory remembers nothing. In one with a memory, no request takes it from the others."""
+    """A server without a memory remembers nothing. In one with a memory, no request takes it from the others.
+
+    What one client predicts and nobody says is drafted for no other client.
+    """
     alone = [accepted(server, right, MOD) for _ in range(2)]
+    unpredicted = accepted(server, right, MOD, CALL)
     assert alone[0] == alone[1], f"{alone} tokens are accepted without a memory"
-    with inside(*MOD_OPTIONS) as sharing:
+    with inside(*OF_ALL) as sharing:
+        guess = SHORT.but(draft={"prediction": {"type": "content", "content": right(CALL).text}})
+        assert send(sharing, guess).text == right(guess).text
+        if (told := accepted(sharing, right, ask=CALL)) != unpredicted:
+            broken(f"{told} tokens are accepted and {unpredicted} without a prediction of another client")
+    with inside(*OF_ALL) as sharing:
         first, again = (accepted(sharing, right) for _ in range(2))
         others = [accepted(sharing, right, {"ngram_size": size}) for size in (5, 4, 8, 9)]
         last = accepted(sharing, right)
-    told = f"{first}, {again}, of other sizes {others}, at last {last} tokens are accepted, and {alone[0]} alone"
-    assert first == alone[0] < again <= last, told
-    assert max(others) < again, told
-
-
-def test_predictions_are_not_shared(server: Inside, right: Right) -> None:
-    """What one client predicts and nobody says is drafted for no other client."""
-    alone = accepted(server, right, MOD, CALL)
-    with inside(*MOD_OPTIONS) as sharing:
-        guess = SHORT.but(draft={"prediction": {"type": "content", "content": right(CALL).text}})
-        assert send(sharing, guess).text == right(guess).text
-        told = accepted(sharing, right, ask=CALL)
-    if told != alone:
-        broken(f"{told} tokens are accepted and {alone} without a prediction of another client")
+    told_of = f"{first}, {again}, of other sizes {others}, at last {last} tokens are accepted, and {alone[0]} alone"
+    assert first == alone[0] < again <= last, told_of
+    assert max(others) < again, told_of

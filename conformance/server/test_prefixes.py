@@ -17,8 +17,7 @@ from conformance.doors.server.process import CHAT, Body, inside
 from conformance.doors.server.requests import Request, Right, load
 from conformance.oracle.findings import broken
 from conformance.server.instruments import wait_for_rest
-from conformance.server.sessions import Session, check_ends, message, talk
-from conformance.server.traffic import GATE_OFF
+from conformance.server.traffic import GATE_OFF, Session, check_ends, message, talk
 from conformance.subjects.prompts import Message
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
 
@@ -35,9 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
 NOISE = {"gemma3_text": 1e-5}
 # A prompt is read token by token: what is read before its end is quantized in any case.
 QUANTIZED = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0, "prefill_step_size": 1}
-# More checkpoints than a session has tokens.
-OPTIONS = ("--prompt-cache-checkpoints", "999")
-OFF = ("--prompt-cache-checkpoints", "0")
+QUANTIZE = [word for name, value in QUANTIZED.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @pytest.fixture(scope="module")
@@ -46,41 +43,38 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(save(name, folder, ENDED_TEMPLATE, **ENDED, **changes)) for name, changes in MODELS.items()}
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_session(right: Right, models: dict[str, str], model: str) -> None:
-    """At most 1.3 times the new tokens are fed."""
-    with inside() as server:
-        plain = Session(server, right, models[model], {}, NOISE.get(model, 0.0))
-        talk(plain)
-    most = plain.new * (1 if model == "llama" else 1.3)
-    if plain.fed > most:
-        broken(f"{plain.fed} tokens are fed, {plain.new} are new and {most:.0f} are the most")
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_drafted_session(right: Right, models: dict[str, str], model: str) -> None:
-    """With drafts and enough checkpoints, the last message end that is known is found."""
-    with inside(*OPTIONS) as server:
-        check_ends(Session(server, right, models[model], GATE_OFF, NOISE.get(model, 0.0)))
-
-
-def test_a_session_that_is_quantized(models: dict[str, str]) -> None:
-    options = [word for name, value in QUANTIZED.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    with inside(*OPTIONS, *options) as server:
-        check_ends(Session(server, Right(**QUANTIZED), models["lfm2"], {}))
-
-
-@pytest.mark.parametrize("model", ["gemma3_text", "qwen3_next"])
-def test_a_session_with_a_draft_model(right: Right, models: dict[str, str], model: str) -> None:
-    """What the draft model has read goes back with what the model has read."""
-    with inside(*OPTIONS, "--draft-model", models["gemma3_text"], model=models[model]) as server:
-        check_ends(Session(server, right, models[model], {}, NOISE.get(model, 0.0), by="ModelDraftStrategy"))
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        *((model, "plain") for model in MODELS),
+        *((model, "drafted") for model in MODELS),
+        # What the draft model has read goes back with what the model has read.
+        ("gemma3_text", "draft model"),
+        ("qwen3_next", "draft model"),
+        ("lfm2", "quantized"),
+    ],
+    ids=lambda name: name.replace(" ", "_"),
+)
+def test_a_session(right: Right, models: dict[str, str], model: str, how: str) -> None:
+    """At most 1.3 times the new tokens are fed. With enough checkpoints, the last known message end is found."""
+    more = {"plain": [], "quantized": QUANTIZE, "draft model": ["--draft-model", models["gemma3_text"]]}
+    # More checkpoints than a session has tokens.
+    options = ["--prompt-cache-checkpoints", "999"] if how != "plain" else []
+    with inside(*options, *more.get(how, []), model=models[model]) as server:
+        draft = GATE_OFF if how == "drafted" else {}
+        by = "ModelDraftStrategy" if how == "draft model" else ""
+        answers = Right(**QUANTIZED) if how == "quantized" else right
+        session = Session(server, answers, models[model], draft, NOISE.get(model, 0.0), by)
+        (talk if how == "plain" else check_ends)(session)
+    most = session.new * (1 if model == "llama" else 1.3)
+    if how == "plain" and session.fed > most:
+        broken(f"{session.fed} tokens are fed, {session.new} are new and {most:.0f} are the most")
 
 
 @pytest.mark.parametrize("model", ["qwen3_next", "lfm2"])
 def test_without_checkpoints(right: Right, models: dict[str, str], model: str) -> None:
     """As in the release, a prompt goes on from a whole one, or is fed again."""
-    with inside(*OFF) as server:
+    with inside("--prompt-cache-checkpoints", "0") as server:
         session = Session(server, right, models[model], {}, NOISE.get(model, 0.0))
         asked = [message("user", 60, 1)]
         asked += session.ask(asked)
@@ -102,18 +96,14 @@ SLACK = 0.25
 LARGE = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
 
 
-def conversation(rng: random.Random) -> list[Message]:
+def request(rng: random.Random) -> Request:
     """Each message is one of a few, and may end early, so that conversations differ at any place."""
-    found = [message("system", 60, rng.randrange(3))]
+    said: list[Message] = [message("system", 60, rng.randrange(3))]
     for turn in range(rng.randrange(1, 4)):
         one = message(("user", "assistant")[turn % 2], 30, 10 * turn + rng.randrange(3))
-        found.append(one | {"content": one["content"][: rng.choice([20, 30])]})
-    return [*found, message("user", 10, rng.randrange(5))]
-
-
-def request(rng: random.Random) -> Request:
+        said.append(one | {"content": one["content"][: rng.choice([20, 30])]})
     alone: Body = {"seed": 1} if rng.random() < 0.3 else {}
-    return Request(CHAT, {"messages": conversation(rng), "max_tokens": 2, **alone})
+    return Request(CHAT, {"messages": [*said, message("user", 10, rng.randrange(5))], "max_tokens": 2, **alone})
 
 
 @pytest.mark.parametrize("limit", LIMITS)

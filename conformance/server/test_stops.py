@@ -1,52 +1,61 @@
-"""A server stops within seconds, also during slow work."""
+"""A server stops within seconds, also during slow work, and tells its clients."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import TimeoutExpired
 
 import pytest
 
-from conformance.doors.server.process import FAST, TEXT, Server, planted, serve
+from conformance import FIXTURE
+from conformance.doors.server.process import CHAT, FAST, TEXT, Body, Server, serve
 from conformance.oracle.findings import broken
-from conformance.server.instruments import SOON, load_slowly, prefill_slowly
 from conformance.server.traffic import EDIT, ENDLESS
+
+# In seconds. A server has to stop sooner, even during work that takes far longer.
+SOON = 20.0
 
 
 def end(server: Server, sig: signal.Signals) -> None:
-    server.timeout = SOON
+    server.process.send_signal(sig)
     try:
-        code = server.end(sig)
+        code = server.process.wait(SOON)
     except TimeoutExpired:
         broken(f"the server does not stop in {SOON} seconds")
     assert code == 0, f"the server stops with {code}"
 
 
-@pytest.mark.parametrize(("slow", "sig"), [(load_slowly, signal.SIGTERM), (prefill_slowly, signal.SIGINT)])
-def test_it_stops_soon(slow: Callable[[], None], sig: signal.Signals, tmp_path: Path) -> None:
-    """While it loads a model, or in the middle of a long prompt."""
-    options = ("--prefill-step-size", "16")
-    with serve(*options, env=FAST | planted(slow, tmp_path), cold=True) as server, ThreadPoolExecutor(1) as pool:
-        if slow is prefill_slowly:
-            request = pool.submit(list, server.stream({"prompt": "a b c " * 100, "max_tokens": 1, "seed": 1}, TEXT))
-            while "progress: 32/" not in server.log:
-                time.sleep(0.1)
-        end(server, sig)
-        assert slow is load_slowly or "error" in request.result()[-1], "its client is not told"
+def test_a_load_is_stopped(tmp_path: Path) -> None:
+    """A model whose config nobody writes is never loaded."""
+    model = tmp_path / "model"
+    shutil.copytree(FIXTURE, model)
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    with serve(model=model, env=FAST, cold=True) as server:
+        time.sleep(1)
+        end(server, signal.SIGTERM)
 
 
-def test_a_batch_is_stopped(tmp_path: Path) -> None:
-    """With three signals. The server tells the clients of its batch, saves its memory and ends."""
-    file = tmp_path / "memory"
-    options = ("--draft-type", "ngram-mod", "--draft-memory", str(file))
-    body = {"messages": EDIT, **ENDLESS, "max_tokens": 20_000}
-    with serve(*options, env=FAST, cold=True) as server, ThreadPoolExecutor(2) as pool:
-        streams = [pool.submit(list, server.stream(body)) for _ in range(2)]
-        while server.log.count("progress") < 2:
+# A prompt of many steps that is served alone, and a batch. How many clients ask, and what is logged of each.
+WORK: dict[str, tuple[Body, str, int, str]] = {
+    "prompt": ({"prompt": "a b c " * 20_000, "max_tokens": 1, "seed": 1}, TEXT, 1, "progress: 32/"),
+    "batch": ({"messages": EDIT, **ENDLESS, "max_tokens": 20_000}, CHAT, 2, "progress"),
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_work_is_stopped(work: str, tmp_path: Path) -> None:
+    """With three signals. The server tells its clients, saves its memory and ends."""
+    (body, path, n, line), file = WORK[work], tmp_path / "memory"
+    options = ("--prefill-step-size", "16", "--draft-type", "ngram-mod", "--draft-memory", str(file))
+    with serve(*options, env=FAST, cold=True) as server, ThreadPoolExecutor(n) as pool:
+        streams = [pool.submit(list, server.stream(body, path)) for _ in range(n)]
+        while server.log.count(line) < n:
             time.sleep(0.05)
         time.sleep(0.5)
         for sig in (signal.SIGINT, signal.SIGINT):
@@ -55,4 +64,5 @@ def test_a_batch_is_stopped(tmp_path: Path) -> None:
         end(server, signal.SIGTERM)
         for stream in streams:
             assert "error" in stream.result()[-1], "its client is not told"
-        assert file.exists(), "its memory is lost"
+        # What has said nothing has nothing to save.
+        assert work == "prompt" or file.exists(), "its memory is lost"

@@ -1,16 +1,19 @@
-"""Requests of every kind that clients send, drawn at random."""
+"""What clients send: requests of every kind, drawn at random, and sessions of an agent whose prompts begin alike."""
 
 from __future__ import annotations
 
 import random
+from os.path import commonprefix
 from typing import Any
 
 # Trees without it cannot answer these requests.
 import mlx_lm.draft  # noqa: F401
 
-from conformance.doors.server.process import CHAT, TEXT, Body
-from conformance.doors.server.requests import Request
-from conformance.subjects.prompts import chat, fenced, json_edit, json_lookup, tool_call
+from conformance.doors.server.process import CHAT, TEXT, Body, Client
+from conformance.doors.server.requests import Request, Right, judge, load
+from conformance.oracle.findings import broken
+from conformance.subjects.prompts import Message, chat, fenced, json_edit, json_lookup, tool_call
+from conformance.subjects.tiny import CHARACTERS
 
 CODE = """\
 total = 0
@@ -55,61 +58,127 @@ PENALTIES: list[Body] = [
     {"presence_penalty": 2.0, "frequency_penalty": 2.0},
     {"logit_bias": {"11": 3.0, "203": -20.0}},
 ]
-# Without a seed the text is unpredictable.
+# Without a seed the text is unpredictable. A request with one is served alone.
 SAMPLINGS: list[Body] = [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}]
 TOOLS: list[Body] = [{"type": "function", "function": {"name": "show", "parameters": {"type": "object"}}}]
 
 
-def _conversation(rng: random.Random) -> tuple[str, Body]:
+def drawn(rng: random.Random) -> tuple[str, Body]:
+    """A path, and a body without the fields of drafting."""
     edit = rng.choice(EDITS)
-    make = rng.choice([json_edit, json_lookup, tool_call])
+    prompts = [make(random.Random(rng.randrange(2)), 2)[:-1] for make in (json_edit, json_lookup, tool_call, tool_call)]
     # Several requests share the code before the question, or the whole prompt.
-    system = {"role": "system", "content": fenced(CODE)}
-    conversations: list[tuple[str, Body]] = [
-        (CHAT, {"messages": [system, *chat(edit)]}),
-        (CHAT, {"messages": chat(f"{edit}\n{fenced(CODE)}")}),
-        (CHAT, {"messages": make(random.Random(rng.randrange(2)), 2)[:-1]}),
-        (CHAT, {"messages": tool_call(random.Random(rng.randrange(2)), 2)[:-1], "tools": TOOLS}),
-        (TEXT, {"prompt": f"<|user|>{edit}\n{fenced(CODE)}<|end|><|assistant|>"}),
+    conversations: list[Body] = [
+        {"messages": [{"role": "system", "content": fenced(CODE)}, *chat(edit)]},
+        {"messages": chat(f"{edit}\n{fenced(CODE)}")},
+        {"messages": rng.choice(prompts[:3])},
+        {"messages": prompts[3], "tools": TOOLS},
+        {"prompt": f"<|user|>{edit}\n{fenced(CODE)}<|end|><|assistant|>"},
     ]
-    path, body = rng.choice(conversations)
-    return path, dict(body)
-
-
-def _body(rng: random.Random) -> tuple[str, Body]:
-    """A random body, without the fields of drafting."""
-    path, body = _conversation(rng)
-    body["max_tokens"] = rng.choice([1, 8, 12, 20])
-    if rng.random() < 0.25:
-        body |= {"stop": rng.choice(STOPS), "max_tokens": 40}
-    if rng.random() < 0.2:
-        body |= rng.choice(PENALTIES)
-    if rng.random() < 0.1:
-        # The server serves a request with a seed alone.
-        body["seed"] = 1
-    if rng.random() < 0.15:
-        body |= rng.choice(SAMPLINGS)
-    return path, body
+    body = rng.choice(conversations) | {"max_tokens": rng.choice([1, 8, 12, 20])}
+    others: list[tuple[float, Body]] = [
+        (0.25, {"stop": rng.choice(STOPS), "max_tokens": 40}),
+        (0.2, rng.choice(PENALTIES)),
+        (0.1, {"seed": 1}),
+        (0.15, rng.choice(SAMPLINGS)),
+    ]
+    for share, fields in others:
+        body |= fields if rng.random() < share else {}
+    return CHAT if "messages" in body else TEXT, body
 
 
 def mixed(n: int, seed: int = 5) -> list[Request]:
     """Requests with a few bodies: drafted or not, streamed or not."""
-    rng = random.Random(seed)
-    bodies = [_body(rng) for _ in range(60)]
-    return [_request(rng, *rng.choice(bodies)) for _ in range(n)]
-
-
-def _request(rng: random.Random, path: str, body: Body) -> Request:
-    draft, strategy = rng.choice(DRAFTS) if rng.random() < 0.6 else ({}, "")
-    if body.keys() & {"temperature", *(name for penalty in PENALTIES for name in penalty)}:
-        # A draft margin needs greedy decoding without penalties.
-        draft = {name: value for name, value in draft.items() if name != "draft_margin"}
-    return Request(path, body, draft, strategy, rng.random() < 0.4)
-
-
-def drafted(request: Request, draft: Body) -> Request:
-    return Request(request.path, request.body, draft, "SuffixStrategy" if draft else "")
+    rng, requests = random.Random(seed), []
+    bodies = [drawn(rng) for _ in range(60)]
+    for path, body in (rng.choice(bodies) for _ in range(n)):
+        draft, strategy = rng.choice(DRAFTS) if rng.random() < 0.6 else ({}, "")
+        if body.keys() & {"temperature", *(name for penalty in PENALTIES for name in penalty)}:
+            # A draft margin needs greedy decoding without penalties.
+            draft = {name: value for name, value in draft.items() if name != "draft_margin"}
+        requests.append(Request(path, body, draft, strategy, rng.random() < 0.4))
+    return requests
 
 
 def edit(draft: Body, **more: Any) -> Request:
-    return drafted(Request(CHAT, {"messages": EDIT, "max_tokens": 40, **more}), draft)
+    return Request(CHAT, {"messages": EDIT, "max_tokens": 40, **more}, draft, "SuffixStrategy" if draft else "")
+
+
+# The end of a message, as a character. Each character is a token.
+END = "|"
+
+
+def message(role: str, length: int, seed: int) -> Message:
+    return {"role": role, "content": "".join(random.Random(seed).choices(CHARACTERS, k=length))}
+
+
+class Session:
+    """Requests to a server, with the right answers. Every second is streamed, and two of three draft.
+
+    It counts the tokens that are fed, and those that are new. ``by`` is what drafts for all requests.
+    """
+
+    def __init__(self, server: Client, right: Right, model: str, draft: Body, noise: float = 0.0, by: str = "") -> None:
+        self.server, self.right, self.draft, self.noise, self.by = server, right, draft, noise, by
+        self.body: Body = {"model": model, "max_tokens": 20, "logprobs": True}
+        # Prompts with their answers. For each prompt, what was found, and the last message end that is known.
+        self.known: list[str] = []
+        self.found: list[int] = []
+        self.ends: list[int] = []
+        self.fed = self.new = 0
+
+    def ask(self, *conversations: list[Message], **more: Any) -> list[Message]:
+        """The answers to conversations, which are sent at the same time."""
+        draft, streamed = self.draft if len(self.known) % 3 else {}, len(self.known) % 2 == 1
+        bodies = [self.body | {"messages": messages} | more for messages in conversations]
+        requests = [Request(CHAT, body, draft, self.by, streamed) for body in bodies]
+        answers, whole = load(self.server, requests, len(requests)), list[str]()
+        for messages, request, answer in zip(conversations, requests, answers, strict=True):
+            judge(request, answer, self.right(request), self.noise)
+            prompt = "".join(f"{one['role'][0]}{one['content']}{END}" for one in messages) + "a"
+            assert answer.usage["prompt_tokens"] == len(prompt)
+            common = max((len(commonprefix([prompt, one])) for one in self.known), default=0)  # noqa: RUF071
+            self.found.append(answer.cached_tokens)
+            self.ends.append(prompt.rfind(END, 0, common) + 1)
+            self.fed += len(prompt) - answer.cached_tokens
+            self.new += len(prompt) - min(common, len(prompt) - 1)
+            whole.append(prompt + answer.text + END * (answer.finish_reason == "stop"))
+        self.known += whole
+        return [{"role": "assistant", "content": answer.text} for answer in answers]
+
+
+SYSTEM = message("system", 100, 0)
+
+
+def talk(session: Session) -> None:
+    """What an agent asks."""
+    asked = [SYSTEM, message("user", 40, 1)]
+    asked += session.ask(asked)
+    asked += [message("user", 30, 2)]
+    asked += session.ask(asked)
+    # The begin of an answer, which was thinking, is left out.
+    asked[2] = {"role": "assistant", "content": asked[2]["content"][8:]}
+    asked += [message("user", 30, 3)]
+    asked += session.ask(asked)
+    asked += [message("tool", 80, 4)]
+    session.ask(asked)
+    # The tool is called again, and says the same at first.
+    asked[-1] = {"role": "tool", "content": asked[-1]["content"][:40] + message("tool", 40, 5)["content"]}
+    session.ask(asked)
+    session.ask(asked)
+    # An earlier turn is edited.
+    asked[3] = message("user", 30, 6)
+    session.ask(asked)
+    # With a seed each is alone, without a batch.
+    session.ask([*asked[:5], message("user", 30, 7)], seed=1)
+    session.ask([*asked[:5], message("user", 30, 11)], seed=1)
+    session.ask([SYSTEM, message("user", 40, 8)])
+    session.ask([*asked[:4], message("user", 30, 9)], [SYSTEM, message("user", 60, 10)])
+
+
+def check_ends(session: Session) -> None:
+    """The last end of a message that an earlier prompt has too is found, or more."""
+    talk(session)
+    for i, (found, end) in enumerate(zip(session.found, session.ends, strict=True)):
+        if found < end:
+            broken(f"prompt {i} of the session finds {found} tokens cached, and {end} of an earlier one are known")

@@ -20,8 +20,7 @@ from conformance.doors.ranks import serve_on_ranks
 from conformance.doors.server.process import CHAT, Body
 from conformance.doors.server.requests import Request, Right, judge_all, load
 from conformance.oracle.findings import broken
-from conformance.server.sessions import Session, check_ends
-from conformance.server.traffic import GATE_OFF
+from conformance.server.traffic import GATE_OFF, Session, check_ends
 from conformance.subjects.prompts import PROMPTS
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
 

@@ -1,8 +1,4 @@
-"""Start `mlx_lm.server`, as a program or in a thread of this process, and talk to it.
-
-with inside("--draft-type", "auto") as server:
-    answer = server.post({"messages": [...], "max_tokens": 8})
-"""
+"""Start `mlx_lm.server`, as a program or in a thread of this process, and talk to it."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 from unittest.mock import patch
 
@@ -58,21 +54,17 @@ def events(lines: Iterable[bytes]) -> Iterator[Body]:
 
 
 def text_of(event: Body) -> str:
-    found = [choice.get("text") or choice.get("delta", {}).get("content") for choice in event["choices"]]
-    return "".join(filter(None, found))
+    return "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in event["choices"])
 
 
 class Client:
     """Requests to a server at an address, each with a timeout."""
 
-    def __init__(self, url: str, timeout: float = TIMEOUT) -> None:
-        self.url = url
-        self.timeout = timeout
+    def __init__(self, url: str) -> None:
+        self.url, self.timeout = url, TIMEOUT
 
     def post(self, body: Any, path: str = CHAT, stream: bool = False) -> requests.Response:
-        headers = {"Content-Type": "application/json"}
-        data = json.dumps(body).encode()
-        return requests.post(self.url + path, data=data, headers=headers, timeout=self.timeout, stream=stream)
+        return requests.post(self.url + path, data=json.dumps(body).encode(), timeout=self.timeout, stream=stream)
 
     def get(self, page: str) -> requests.Response:
         return requests.get(self.url + page, timeout=self.timeout)
@@ -96,15 +88,14 @@ class Client:
 
 
 class Server(Client):
-    """A client of a server that runs in its own process."""
+    """A client of a server that runs in its own process, whose log is a file."""
 
     def __init__(self, process: Program, port: int, log: Path) -> None:
         super().__init__(f"http://127.0.0.1:{port}")
-        self.process, self._log, self.has_ended = process, log, False
+        self.process, self._log = process, log
 
     @property
     def log(self) -> str:
-        """All that the server has printed."""
         return self._log.read_text(errors="replace")
 
     def check_alive(self) -> None:
@@ -120,12 +111,6 @@ class Server(Client):
                     return
             time.sleep(0.1)
         raise ServerFailed(f"the server did not answer /health\n{self.log[-TAIL:]}")
-
-    def end(self, sig: signal.Signals) -> int:
-        """Send a signal, and wait until the process ends. Returns its exit code."""
-        self.has_ended = True
-        self.process.send_signal(sig)
-        return self.process.wait(self.timeout)
 
 
 def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
@@ -145,7 +130,7 @@ def free_ports(n: int) -> list[int]:
 def serve(
     *args: str, model: str | Path = FIXTURE, env: dict[str, str] | None = None, cold: bool = False
 ) -> Iterator[Server]:
-    """Start a server in a process, with options and environment variables, and yield it once it is healthy.
+    """A server in a process, with options and environment variables, once it is healthy.
 
     It ends as with Ctrl-C, so that it saves what it saves. ``cold`` is one in a new process, not in a fork.
     """
@@ -157,23 +142,18 @@ def serve(
         try:
             server.wait_until_healthy()
             yield server
-            if not server.has_ended:
+            if process.poll() != 0:
                 server.check_alive()
-                code = server.end(signal.SIGINT)
-                if code != 0 and not aborted(code, server.log):
+                process.send_signal(signal.SIGINT)
+                code = process.wait(server.timeout)
+                # While Python ends, a generation thread may still free its mlx state. Then it waits for a lock that no
+                # longer exists (mlx 0.32.4, Python 3.11).
+                aborted = server.log.endswith("terminate called without an active exception\n")
+                if code != 0 and (code != -signal.SIGABRT or not aborted):
                     raise ServerFailed(f"the server stopped with {code}\n{server.log[-TAIL:]}")
         finally:
             process.kill()
             process.wait()
-
-
-def aborted(code: int, log: str) -> bool:
-    """Whether a process aborted after its work.
-
-    While Python ends, a generation thread may still free its mlx state. Then it waits for a lock that no longer exists
-    (mlx 0.32.4, Python 3.11).
-    """
-    return code == -signal.SIGABRT and log.endswith("terminate called without an active exception\n")
 
 
 def without_frames(record: logging.LogRecord) -> bool:
@@ -185,75 +165,72 @@ def without_frames(record: logging.LogRecord) -> bool:
 
 
 class Inside(Client):
-    """A client of a server that runs in a thread, with all that its main function does but the signals."""
+    """A client of a server that runs in a thread: what listens, and the ResponseGenerator, whose thread decodes."""
 
-    def __init__(self) -> None:
-        super().__init__("")
-        self.ready = threading.Event()
-        self._log = io.StringIO()
-        self.httpd: ThreadingHTTPServer | None = None
-        # mlx_lm's ResponseGenerator, whose thread decodes.
-        self.generator: Any = None
+    def __init__(self, httpd: ThreadingHTTPServer, generator: Any, log: io.StringIO) -> None:
+        super().__init__(f"http://127.0.0.1:{httpd.server_port}")
+        self.httpd, self.generator, self._log = httpd, generator, log
 
     @property
     def log(self) -> str:
         return self._log.getvalue()
 
-    def run(self, main: Callable[[], None]) -> None:
-        handler, root = logging.StreamHandler(self._log), logging.getLogger()
-        level = root.level
-        root.addHandler(handler)
-        root.addFilter(without_frames)
-        root.setLevel(logging.INFO)
+
+@contextmanager
+def logged() -> Iterator[io.StringIO]:
+    """What is logged meanwhile."""
+    log, root = io.StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(log), root.level
+    root.addHandler(handler)
+    root.addFilter(without_frames)
+    root.setLevel(logging.INFO)
+    try:
+        yield log
+    finally:
+        root.removeHandler(handler)
+        root.removeFilter(without_frames)
+        root.setLevel(level)
+
+
+@contextmanager
+def inside(*args: str, model: str | Path = FIXTURE) -> Iterator[Inside]:
+    """A server in a thread, which takes no time, with all that its main function does but the signals."""
+    from mlx_lm import server as module
+
+    started: SimpleQueue[Inside | None] = SimpleQueue()
+    run = module._run_http_server
+
+    def main() -> None:
         try:
-            main()
+            module.main()
         finally:
-            root.removeHandler(handler)
-            root.removeFilter(without_frames)
-            root.setLevel(level)
-            self.ready.set()
+            started.put(None)
 
-    def listen(self, run: Callable[..., None], host: str, port: int, generator: Any) -> None:
-        """In place of a function of mlx_lm.server, which is ``run``: note what it makes, and end with it."""
-        server = self
-
+    def listen(host: str, port: int, generator: Any) -> None:
         class Httpd(ThreadingHTTPServer):
             def server_activate(self) -> None:
                 super().server_activate()
-                server.url = f"http://127.0.0.1:{self.server_port}"
-                server.httpd, server.generator = self, generator
-                server.ready.set()
+                started.put(Inside(self, generator, log))
 
         try:
             run(host, port, generator, Httpd)
         finally:
             generator.stop_and_join()
 
-    def stop(self) -> None:
-        if self.httpd is not None:
-            self.httpd.shutdown()
-            self.httpd.server_close()
-
-
-@contextmanager
-def inside(*args: str, model: str | Path = FIXTURE) -> Iterator[Inside]:
-    """Start a server in a thread, which takes no time, and yield it."""
-    from mlx_lm import server as module
-
-    server = Inside()
     # A daemon, as the generation thread that it starts: a server that does not stop is a failure and no more.
-    thread = threading.Thread(target=server.run, args=[module.main], daemon=True)
+    thread = threading.Thread(target=main, daemon=True)
     argv = ["mlx_lm.server", "--model", str(model), "--port", "0", *args]
-    listen = partial(server.listen, module._run_http_server)
-    with patch.object(sys, "argv", argv), patch.object(module, "_run_http_server", listen):
-        thread.start()
-        server.ready.wait(START_TIMEOUT)
-    try:
-        if server.httpd is None:
-            raise ServerFailed(f"the server did not start\n{server.log[-TAIL:]}")
-        yield server
-    finally:
-        server.stop()
-        thread.join(server.timeout)
-        if thread.is_alive():
-            raise ServerFailed(f"the server did not stop\n{server.log[-TAIL:]}")
+    with logged() as log:
+        with patch.object(sys, "argv", argv), patch.object(module, "_run_http_server", listen):
+            thread.start()
+            server = started.get(timeout=START_TIMEOUT)
+        if server is None:
+            raise ServerFailed(f"the server did not start\n{log.getvalue()[-TAIL:]}")
+        try:
+            yield server
+        finally:
+            server.httpd.shutdown()
+            server.httpd.server_close()
+            thread.join(server.timeout)
+            if thread.is_alive():
+                raise ServerFailed(f"the server did not stop\n{server.log[-TAIL:]}")

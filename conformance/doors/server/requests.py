@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,30 +15,22 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from conformance import FIXTURE
-from conformance.doors.server.process import CHAT, Body, Client, text_of
+from conformance.doors.server.process import CHAT, Body, Client
 from conformance.oracle.findings import broken
 
 # The longest draft of "auto".
 MOST_DRAFTED = 15
-CLIENTS = 8
 KINDS = ("repetition", "presence", "frequency")
 PENALTIES = [f"{kind}_{what}" for kind in KINDS for what in ("penalty", "context_size")]
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request. Requests with the same path and body get the same text.
-
-    Args:
-        path: the path on the server.
-        body: the fields other than drafting.
-        draft: the fields of drafting.
-        strategy: the strategy that has to draft for it, if this is known.
-        streamed: whether the answer is a stream of events.
-    """
+    """A request. Those with the same path and body get the same text."""
 
     path: str
     body: Body
+    # The fields of drafting, and the strategy that has to draft, if this is known.
     draft: Body = field(default_factory=dict)
     strategy: str = ""
     streamed: bool = False
@@ -67,7 +59,7 @@ class Answer:
 
     @property
     def draft(self) -> Body:
-        """The statistics of drafting in the answer. Empty without drafting."""
+        """The statistics of drafting. Empty without drafting."""
         counts: Body = self.usage.get("completion_tokens_details", {}).get("draft", {})
         return counts
 
@@ -86,16 +78,15 @@ def send(client: Client, request: Request) -> Answer:
         return Answer(error["code"], error=error["message"])
     choices = [choice for event in said for choice in event["choices"]]
     (reason,) = (choice["finish_reason"] for choice in choices if choice["finish_reason"])
-    text = "".join(map(text_of, said)) if request.streamed else written(choices[0])
+    # The parts of a streamed answer are named otherwise.
+    text = "".join(
+        one.get("text") or (one.get("message") or one.get("delta", {})).get("content") or "" for one in choices
+    )
     logprobs = [one for choice in choices for one in (choice.get("logprobs") or {}).get("content", [])]
     return Answer(200, text, reason, said[-1]["usage"], "", tuple((one["id"], one["logprob"]) for one in logprobs))
 
 
-def written(choice: Body) -> str:
-    return choice["text"] if "text" in choice else choice["message"].get("content") or ""
-
-
-def load(server: Client, requests: Sequence[Request], clients: int = CLIENTS) -> list[Answer]:
+def load(server: Client, requests: Sequence[Request], clients: int = 8) -> list[Answer]:
     """Send requests from several clients at the same time."""
     with ThreadPoolExecutor(clients) as pool:
         return list(pool.map(lambda request: send(server, request), requests))
@@ -122,7 +113,7 @@ class Right:
         return self.known[key]
 
     def decode(self, body: Body, path: str) -> Answer:
-        _, tokenizer = loaded(str(body.get("model", FIXTURE)))
+        model, tokenizer = loaded(str(body.get("model", FIXTURE)))
         if path == CHAT:
             given = {"tools": body.get("tools"), "add_generation_prompt": True, "tokenize": True}
             prompt = tokenizer.apply_chat_template(body["messages"], **given)
@@ -130,38 +121,35 @@ class Right:
             prompt = tokenizer.encode(body["prompt"])
         words = body.get("stop") or []
         words = [words] if isinstance(words, str) else words
-        tokens, logprobs, end, detokenizer = list[int](), list[float](), -1, tokenizer.detokenizer
-        for token, logprob in self.steps(body, prompt):
-            tokens.append(token)
-            logprobs.append(logprob)
+        tokens, logprobs, reason, end, detokenizer = list[int](), list[float](), "length", None, tokenizer.detokenizer
+        for token, row in generate_step(mx.array(prompt), model, **arguments(body), **self.options):
+            tokens.append(int(token))
+            logprobs.append(row[int(token)].item())
             if token in tokenizer.eos_token_ids:
+                reason = "stop"
                 break
             detokenizer.add_token(token)
             # As it is streamed: the space behind a word comes with the next one.
             if places := [detokenizer.text.index(word) for word in words if word in detokenizer.text]:
-                end = min(places)
+                reason, end = "stop", min(places)
                 break
         detokenizer.finalize()
-        text = str(detokenizer.text)[: end if end >= 0 else None]
-        reason = "stop" if end >= 0 or token in tokenizer.eos_token_ids else "length"
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
-        return Answer(200, text, reason, usage, "", tuple(zip(tokens, logprobs, strict=True)))
+        return Answer(200, detokenizer.text[:end], reason, usage, "", tuple(zip(tokens, logprobs, strict=True)))
 
-    def steps(self, body: Body, prompt: list[int]) -> Iterator[tuple[int, float]]:
-        """The tokens of plain decoding and their log probabilities."""
-        model, _ = loaded(str(body.get("model", FIXTURE)))
-        if "seed" in body:
-            # OpenAI's seeds have a sign, those of MLX have none.
-            mx.random.seed(body["seed"] % 2**64)
-        bias = {int(token): value for token, value in body.get("logit_bias", {}).items()}
-        penalties = {name: body[name] for name in PENALTIES if name in body}
-        more = {
-            "max_tokens": body["max_tokens"],
-            "sampler": make_sampler(body.get("temperature", 0.0), body.get("top_p", 0.0)),
-            "logits_processors": make_logits_processors(bias or None, **penalties),
-        }
-        for token, logprobs in generate_step(mx.array(prompt), model, **more, **self.options):
-            yield int(token), logprobs[int(token)].item()
+
+def arguments(body: Body) -> dict[str, Any]:
+    """Those of generate_step for a request. A seed is set."""
+    if "seed" in body:
+        # OpenAI's seeds have a sign, those of MLX have none.
+        mx.random.seed(body["seed"] % 2**64)
+    bias = {int(token): value for token, value in body.get("logit_bias", {}).items()}
+    penalties = {name: body[name] for name in PENALTIES if name in body}
+    return {
+        "max_tokens": body["max_tokens"],
+        "sampler": make_sampler(body.get("temperature", 0.0), body.get("top_p", 0.0)),
+        "logits_processors": make_logits_processors(bias or None, **penalties),
+    }
 
 
 def judge(request: Request, answer: Answer, right: Answer, noise: float = 0.0) -> None:
@@ -171,10 +159,9 @@ def judge(request: Request, answer: Answer, right: Answer, noise: float = 0.0) -
     pairs: list[tuple[str, Any, Any]] = [("prompt tokens", answer.usage["prompt_tokens"], right.usage["prompt_tokens"])]
     if not request.is_random:
         pairs += [
-            ("text", answer.text, right.text),
-            ("finish reason", answer.finish_reason, right.finish_reason),
-            ("completion tokens", answer.usage["completion_tokens"], right.usage["completion_tokens"]),
+            (name.replace("_", " "), getattr(answer, name), getattr(right, name)) for name in ("text", "finish_reason")
         ]
+        pairs.append(("completion tokens", answer.usage["completion_tokens"], right.usage["completion_tokens"]))
     if answer.logprobs:
         seen, wanted = ([token for token, _ in one.logprobs] for one in (answer, right))
         pairs.append(("tokens", seen, wanted))
@@ -193,13 +180,12 @@ def judge_counts(request: Request, answer: Answer) -> None:
     named, wanted = draft.get("strategy", "nothing"), request.strategy or "nothing" * (not request.draft)
     if wanted and named != wanted:
         broken(f"{named} drafts instead of {wanted}", str(request))
-    if not draft:
-        return
-    most = request.draft.get("num_draft_tokens", "auto")
-    most_behind = most if isinstance(most, int) else MOST_DRAFTED
-    n_behind = draft["forwards"] - draft["near_ties"] + draft["accepted"] - answer.usage["completion_tokens"]
-    if not 0 <= draft["accepted"] <= draft["drafted"] or not 1 <= n_behind <= most_behind:
-        broken(f"its statistics do not add up: {answer.usage}", str(request))
+    if draft:
+        most = request.draft.get("num_draft_tokens", "auto")
+        n_behind = draft["forwards"] - draft["near_ties"] + draft["accepted"] - answer.usage["completion_tokens"]
+        most_behind = MOST_DRAFTED if most == "auto" else most
+        if not 0 <= draft["accepted"] <= draft["drafted"] or not 1 <= n_behind <= most_behind:
+            broken(f"its statistics do not add up: {answer.usage}", str(request))
 
 
 def judge_all(requests: Sequence[Request], answers: Sequence[Answer], right: Right) -> None:
