@@ -28,6 +28,7 @@ from conformance.stages import plugin as stages
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--adapter", action="append", metavar="NAME|FILE", help="an adapter; default: all that fit")
     parser.addoption("--report", type=Path, metavar="FILE", help="write what became of each test, a line of JSON each")
+    parser.addoption("--limit", type=float, metavar="S", help="stop a test after so many seconds")
     parser.addoption("--stage", metavar="NAME", help="only the tests that hold after this stage of the series")
 
 
@@ -47,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Plugin(expected, strict), "expectations")
     config.pluginmanager.register(judging.Plugin(config.getoption("--adapter")), "judging")
     config.pluginmanager.register(judging.Cases(), "cases")
+    if (limit := config.getoption("--limit")) is not None:
+        config.pluginmanager.register(judging.Limit(limit), "limit")
     if (report := config.getoption("--report")) is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(judging.Reports(report), "told")
 
@@ -120,7 +123,7 @@ def again(report: pytest.CollectReport | pytest.TestReport) -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Below the failures, how to run only these."""
     failed = terminalreporter.stats.get("failed", []) + terminalreporter.stats.get("error", [])
-    if failed:
+    if failed and not terminalreporter.config.getoption("no_summary"):
         terminalreporter.section("to run only one of them")
         terminalreporter.write("".join(f"{command}\n" for command in dict.fromkeys(map(again, failed))))
 

@@ -38,7 +38,7 @@ JUDGED = VENDOR / "judged"
 # What an environment has, in it.
 STAMP = ".prompt-lookup.json"
 # The suite needs these packages to ask.
-NEEDS = ("coverage>=7.10", "hypothesis>=6.100", "pytest>=8", "requests")
+NEEDS = ("coverage>=7.10", "hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3.6", "requests")
 RELEASE = re.compile(r"\d+(\.\d+)+\w*")
 # The address of a remote whose main branch is that of upstream.
 UPSTREAM = "ml-explore/mlx-lm"

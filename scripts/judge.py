@@ -11,7 +11,6 @@ import re
 import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,9 +20,9 @@ from pin import ROOT, Refused, ended
 sys.path.insert(0, str(ROOT))
 from conformance.judging.difference import differences
 from conformance.judging.ran import changed_files, looked_at
-from conformance.judging.results import NOT_FINISHED, PARTS, Results
+from conformance.judging.results import NOT_FINISHED, PARTS, asked_files
 from conformance.judging.run import LIMIT, NotAsked, Run
-from conformance.judging.screen import Judgement, Progress, markdown, screen
+from conformance.judging.screen import Judgement
 
 COULD_NOT = 2
 
@@ -36,100 +35,73 @@ def parse_args() -> argparse.Namespace:
         epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged, or some was not called or not "
         "finished",
     )
-    parser.add_argument("tree", metavar="TREE", help="the source tree to test")
-    parser.add_argument(
-        "--base", metavar="TREE", help="the tree to compare with (default: where a branch began, or the release before)"
-    )
-    parser.add_argument(
-        "--upstream", metavar="CLONE", type=Path, help="a clone of mlx-lm: the base is the newest commit that both have"
-    )
-    parser.add_argument(
-        "--adapter",
-        metavar="NAME|FILE",
-        action="append",
-        default=[],
-        help="an adapter for TREE (default: all that fit)",
-    )
-    parser.add_argument("--base-adapter", metavar="NAME|FILE", action="append", default=[], help="one for the base")
-    parser.add_argument("--only", choices=PARTS, action="append", help="ask only this part")
-    parser.add_argument("--all", action="store_true", help="ask all parts, whatever the tree changes")
-    parser.add_argument(
-        "--limit",
-        metavar="S",
-        type=float,
-        default=LIMIT,
-        help="stop a test after S seconds (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--markdown", metavar="FILE", type=Path, help="write all of the result as Markdown, for a review"
-    )
+    add = parser.add_argument
+    add("tree", metavar="TREE", help="the source tree to test")
+    add("--base", metavar="TREE", help="the one to compare with (default: where a branch began, or the release before)")
+    add("--upstream", metavar="CLONE", type=Path, help="of mlx-lm: the base is the newest commit that both have")
+    add("--adapter", metavar="NAME|FILE", action="append", default=[], help="one for TREE (default: all that fit)")
+    add("--base-adapter", metavar="NAME|FILE", action="append", default=[], help="one for the base")
+    add("--only", choices=PARTS, action="append", help="ask only this part")
+    add("--all", action="store_true", help="ask all parts, whatever the tree changes")
+    add("--limit", metavar="S", type=float, default=LIMIT, help="stop a test after S seconds (default: %(default)g)")
+    add("--markdown", metavar="FILE", type=Path, help="write all of the result as Markdown, for a review")
     return parser.parse_args()
 
 
-def of(name: str, paths: list[str]) -> bool:
-    """Whether a file of mlx_lm fits one of these patterns."""
-    return any(re.match(path, name) for path in paths)
-
-
-def parts_of(args: argparse.Namespace, base: Path, tree: Path) -> list[str]:
-    """The parts that are named, or those whose paths the tree changes."""
-    if args.only:
-        return list(dict.fromkeys(args.only))
-    changed = changed_files(base, tree)
-    touched = [part for part, (_, paths) in PARTS.items() if any(of(name, [paths]) for name in changed)]
-    return list(PARTS) if args.all or args.adapter else touched or list(PARTS)
+def about(parts: list[str], changed: list[str]) -> list[str]:
+    """The changed files of mlx_lm that these parts are about."""
+    return [name for name in changed if any(re.match(PARTS[part][1], name) for part in parts)]
 
 
 def judge(args: argparse.Namespace) -> int:
-    start, progress = time.monotonic(), Progress()
+    start = time.monotonic()
     base_name = args.base or base_of(args.tree, args.upstream)
 
     def run_of(at: Environment, adapters: list[str]) -> Run:
         named = [str(Path(name).resolve()) if Path(name).is_file() else name for name in adapters]
         folder = Path(scratch.enter_context(TemporaryDirectory(dir=at.folder, prefix="run-")))
-        return Run(at.python, folder, at.package, named, limit=args.limit, say=partial(progress.say, at.name))
+        return Run(at.python, folder, at.package, named, limit=args.limit)
 
     with ExitStack() as scratch:
         # The tree first: its name can be wrong.
         tree_at = scratch.enter_context(environment(args.tree))
         base_at = scratch.enter_context(environment(base_name))
         base, tree = run_of(base_at, args.base_adapter), run_of(tree_at, args.adapter)
-        parts = parts_of(args, base.package, tree.package)
-        print(f"asking {args.tree} and {base_name}: {', '.join(parts)}", flush=True)
+        changed = changed_files(base.package, tree.package)
+        touched = [part for part in PARTS if about([part], changed)]
+        parts = [part for part in PARTS if part in args.only] if args.only else list(PARTS)
+        parts = parts if args.only or args.all or args.adapter else touched or parts
         try:
-            right, found = base.ask_once(parts, base_at.folder / "asked"), tree.ask(parts, coverage=True)
+            print(f"asking {base_name}: {', '.join(parts)}", flush=True)
+            right = base.ask_once(asked_files(parts), base_at.folder / "asked")
+            print(f"asking {args.tree}", flush=True)
+            found = tree.ask(asked_files(parts), coverage=True)
         except NotAsked as error:
             raise Refused(f"it could not be asked: {error}") from error
-        finally:
-            progress.end()
         # Of a part that is asked alone, what it is about.
-        about = [PARTS[part][1] for part in (parts if args.only else PARTS)]
-        changed = [name for name in changed_files(base.package, tree.package) if of(name, about) or not args.only]
+        changed = about(parts, changed) if args.only else changed
         files = looked_at(base.package, tree.package, changed, tree.covered(changed))
     adapters = [f"--adapter={name}" for name in tree.adapters]
     pytest = [os.path.relpath(tree_at.python), "-m", "pytest", "-o", "addopts=", *adapters]
     again = [os.path.relpath(ROOT / "scripts" / "judge.sh"), args.tree, "--base", base_name, *adapters]
-    groups = differences(right, found)
-    judgement = Judgement((base_name, args.tree), found, groups, files, pytest=pytest, judge=again)
+    judged = Judgement((base_name, args.tree), found, differences(right, found), files, pytest, again)
     file = args.markdown or tree_at.folder / "judged.md"
-    file.write_text(markdown(judgement), "utf-8")
-    print(screen(judgement))
-    print(f"All of it: {os.path.relpath(file)}. It took {time.monotonic() - start:.0f} s.")
-    print("".join(f"not asked: {test}: {found[test].said}\n" for test in unasked(found)), end="")
-    return status(judgement)
+    file.write_text(judged.markdown(), "utf-8")
+    print(f"{judged.screen()}\n\nAll of it: {os.path.relpath(file)}. It took {time.monotonic() - start:.0f} s.")
+    # Files of tests that need a name which the tree lacks.
+    print("".join(f"not asked: {test}: {one.said}\n" for test, one in found.items() if unasked(test)), end="")
+    return status(judged)
 
 
-def unasked(found: Results) -> list[str]:
-    """The files of tests that need a name which the tree lacks."""
-    return [test for test in found if test.endswith("::import")]
+def unasked(test: str) -> bool:
+    return test.endswith("::import")
 
 
 def status(judged: Judgement) -> int:
     if judged.bad:
         return 1
-    stopped = any(one.outcome == NOT_FINISHED for one in judged.tree.values())
-    uncalled = any(file.uncalled for file in judged.files)
-    return COULD_NOT if stopped or uncalled or unasked(judged.tree) else 0
+    left_out = any(one.outcome == NOT_FINISHED or unasked(test) for test, one in judged.tree.items())
+    return COULD_NOT if left_out or any(file.loops or file.others for file in judged.files) else 0
 
 
 def main() -> int:

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
-from conformance.judging.results import (
-    ABSENT,
-    BROKEN,
-    HOLDS,
-    NOT_FINISHED,
-    NOT_SHOWN,
-    PARTS,
-    REFUSED,
-    Result,
-    Results,
-    part_of,
-)
+from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_FINISHED, NOT_SHOWN, REFUSED, Result, Results
 
 # Kinds of differences, in the order in which they are told.
 BROKE, GONE, NOT_KEPT, STOPPED = "broke", "no longer", "not kept", "not finished"
@@ -36,7 +26,7 @@ class Group:
     contract: str
     tests: list[str] = field(default_factory=list)
     # How many tests fail with these, by contract.
-    follow: dict[str, int] = field(default_factory=dict)
+    follow: Counter[str] = field(default_factory=Counter)
 
 
 def kind_of(was: Result, now: Result) -> str | None:
@@ -57,16 +47,15 @@ def kind_of(was: Result, now: Result) -> str | None:
 def of_cases(was: Result, now: Result) -> str | None:
     """A test that fails on both: do other cases of it fail, or the same ones in another way?"""
     before, after = cases(was), cases(now)
-    other = {case: said for case, said in after.items() if before.get(case) != said}
+    other = [case for case, said in after.items() if before.get(case) != said]
     if not other:
         return MENDED if len(after) < len(before) else None
-    gone = before.keys() - after.keys()
     case = min(other, key=lambda case: case in before)
     # The first failure has lines that show it.
-    now.said = f"{f'{case}: ' if case else ''}{now.cases.get(case, now.said)}"
     now.lines = now.lines if case == next(iter(after)) else ""
+    now.said = f"{f'{case}: ' if case else ''}{now.cases.get(case, now.said)}"
     now.said += f" (on the base: {was.cases[case] if case else was.said})" if case in before else ""
-    return CHANGED if gone and case in before else BROKE
+    return CHANGED if before.keys() - after.keys() and case in before else BROKE
 
 
 def cases(one: Result) -> dict[str, str]:
@@ -76,16 +65,16 @@ def cases(one: Result) -> dict[str, str]:
 
 def of_plain(was: Result, now: Result) -> str | None:
     """Plain decoding is what it is on the base, bit for bit, and takes as many forward passes."""
-    steps, base = (one.notes.get("steps", "").split() for one in (now, was))
+    base, steps = (one.notes.get("steps", "").split() for one in (was, now))
     other = [i for i, (a, b) in enumerate(zip(base, steps, strict=False)) if a != b]
     tokens = [i for i in other if base[i].partition(":")[0] != steps[i].partition(":")[0]]
-    passes = [int(one.notes.get("forwards", 0)) for one in (was, now)]
+    before, passes = (int(one.notes.get("forwards", 0)) for one in (was, now))
     if tokens:
         now.said = f"plain decoding gives another token than the base at step {tokens[0]}"
     elif other:
         now.said = f"the log probabilities of {len(other)} of {len(steps)} steps are other bits than on the base"
-    elif passes[1] > passes[0]:
-        now.said = f"plain decoding takes {passes[1]} forward passes instead of {passes[0]}"
+    elif passes > before:
+        now.said = f"plain decoding takes {passes} forward passes instead of {before}"
     else:
         return None
     now.differs = True
@@ -94,7 +83,7 @@ def of_plain(was: Result, now: Result) -> str | None:
 
 def differences(base: Results, tree: Results) -> list[Group]:
     """What differs, one group for a contract and a kind. What follows from a fault is counted with it."""
-    kinds = {test: kind_of(base.get(test, Result(ABSENT)), one) for test, one in tree.items() if one.asked}
+    kinds = {test: kind_of(base.get(test, Result(ABSENT)), one) for test, one in tree.items()}
     changed = {test: kind for test, kind in kinds.items() if kind is not None}
     mended = {tree[test].about for test, kind in changed.items() if kind == MENDED}
     for test, kind in changed.items():
@@ -102,51 +91,33 @@ def differences(base: Results, tree: Results) -> list[Group]:
         mends = tree[test].differs or (kind == GONE and tree[test].outcome == REFUSED)
         if kind in BAD and mends and mended & tree[test].uses:
             changed[test] = CHANGED
-    places = places_of(tree)
-    roots = {test: root(test, changed, tree, places) for test in changed}
     found: dict[tuple[str, str], Group] = {}
+    groups: dict[str, Group] = {}
+    # What explains a test comes before it, and has its group by then.
     for test, kind in changed.items():
-        if roots[test] == test:
-            contract = tree[test].asked
-            found.setdefault((kind, contract), Group(kind, contract)).tests.append(test)
-    for group in found.values():
-        for test, cause in roots.items():
-            if cause in group.tests and cause != test:
-                contract = tree[test].asked
-                group.follow[contract] = group.follow.get(contract, 0) + 1
-    return sorted(found.values(), key=lambda group: (KINDS.index(group.kind), places[group.tests[0]]))
+        # A test that ended its process could not say what it asks.
+        contract = tree[test].asked or base.get(test, Result(ABSENT)).asked or test
+        if (cause := cause_of(test, changed, tree)) is None:
+            groups[test] = found.setdefault((kind, contract), Group(kind, contract))
+            groups[test].tests.append(test)
+        else:
+            groups[test] = groups[cause]
+            groups[test].follow[contract] += 1
+    return sorted(found.values(), key=lambda group: KINDS.index(group.kind))
 
 
-# The number of a part, and of a function in it.
-Place = tuple[int, int]
+def cause_of(test: str, changed: dict[str, str], tree: Results) -> str | None:
+    """The first test that changed for the worse too and is about something that this one rests on.
 
-
-def places_of(tree: Results) -> dict[str, Place]:
-    """Where the function of each test is. What an earlier one is about may explain a later one."""
-    functions: dict[str, int] = {}
-    order = list(PARTS)
-    return {
-        test: (
-            order.index(part_of(test) or order[-1]),
-            functions.setdefault(test.partition("[")[0], len(functions)),
-        )
-        for test in tree
-    }
-
-
-def root(test: str, changed: dict[str, str], tree: Results, places: dict[str, Place]) -> str:
-    """The first test that changed for the worse too and is about something that this one rests on."""
+    Of tests of one function, what a list holds explains the list.
+    """
     if changed[test] not in (*BAD, NOT_KEPT):
-        return test
-    causes = [
-        other
-        for other, kind in changed.items()
-        if kind in BAD and explains(places[other], tree[other], places[test], tree[test])
-    ]
-    return min(causes, key=places.__getitem__, default=test)
-
-
-def explains(at: Place, cause: Result, mine: Place, result: Result) -> bool:
-    """Of tests of one function, what a list holds explains the list."""
-    earlier = at < mine or (at == mine and cause.about != result.about)
-    return earlier and cause.about in result.uses
+        return None
+    mine = (test.partition("[")[0], tree[test].about)
+    for other, kind in changed.items():
+        if other == test:
+            return None
+        at = (other.partition("[")[0], tree[other].about)
+        if kind in BAD and at[1] in tree[test].uses and at != mine:
+            return other
+    return None

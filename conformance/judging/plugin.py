@@ -1,4 +1,4 @@
-"""pytest's options --adapter and --report, and the parameters of the tests that a judgement runs.
+"""pytest's options --adapter, --report and --limit, and the parameters of the tests that a judgement runs.
 
 A test with the arguments ``family`` and ``adapter`` is run for each kind of model, and one with ``command`` and
 ``adapter`` for each command.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Generator, Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -94,6 +95,31 @@ class Cases:
         return report
 
 
+class Timeout(BaseException):
+    """No test takes it for an error of the tree."""
+
+
+class Limit:
+    """Stops a test that takes longer than so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        signal.signal(signal.SIGALRM, self.late)
+
+    def late(self, *_: object) -> None:
+        raise Timeout(f"it took more than {self.seconds:.0f} s and was stopped")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    pytest_runtest_setup = pytest_runtest_call
+
+
 class Reports:
     """Writes what became of each test to a file, a line of JSON each, as it comes to be known."""
 
@@ -105,8 +131,10 @@ class Reports:
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.write(collected={item.nodeid: dict(asked_of(item)).get("asked", "") for item in session.items})
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Several processes do not run the tests in their order."""
+        self.write(collected=ids)
 
     def pytest_sessionstart(self) -> None:
         self.write(on=f"mlx-lm {mlx_lm.__version__}, mlx {version('mlx')}, {device()}")

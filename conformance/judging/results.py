@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ PARTS = {
     "commands": (r"commands/", r"(generate|chat|server|cli)\.py|draft/"),
     "server": (r"server/", r"(server|generate|sample_utils|tokenizer_utils)\.py|models/cache\.py|draft/"),
 }
-FOLDER = ROOT / "conformance"
 
 
 @dataclass
@@ -62,37 +60,28 @@ class Result:
 Results = dict[str, Result]
 
 
-def asked_files(part: str) -> list[str]:
-    """The files with tests of a part that are asked of any tree, by their path in the repository."""
-    return [
-        str(path.relative_to(ROOT))
-        for path in sorted(FOLDER.rglob("test_*.py"))
-        if part_of(path.relative_to(ROOT)) == part and "mark.asked(" in path.read_text("utf-8")
-    ]
+def asked_files(parts: list[str]) -> list[str]:
+    """The files with tests of these parts that are asked of any tree, by their path in the repository."""
+    tests = (path for path in sorted((ROOT / "conformance").rglob("test_*.py")) if "mark.asked(" in path.read_text())
+    names = (path.relative_to(ROOT).as_posix() for path in tests)
+    return [name for name in names if part_of(name) in parts]
 
 
-def part_of(test: Path | str) -> str | None:
+def part_of(test: str) -> str | None:
     """The part of a file, or of a test by its id."""
-    path = str(test).partition("::")[0].removeprefix("conformance/")
+    path = test.removeprefix("conformance/")
     return next((part for part, (where, _) in PARTS.items() if re.match(where, path)), None)
 
 
-def lines_of(file: Path) -> Iterable[dict[str, Any]]:
-    """The lines of a report. A run that was stopped may have left half a one."""
-    for line in file.read_text("utf-8").splitlines():
-        if line.endswith("}"):
-            yield json.loads(line)
-
-
-def read(file: Path) -> tuple[dict[str, str], Results]:
-    """The tests that were to run, with the contract that each is asked for, and the result of each that did, by its id.
+def read(file: Path) -> tuple[str, Results]:
+    """The versions and the device of a run, and the result of each test by its id: by part, and as it was collected.
 
     A test that passed may fail at its end; what failed first is told.
     """
-    collected: dict[str, str] = {}
-    found: Results = {}
-    for line in lines_of(file):
-        collected |= line.get("collected", {})
+    on, collected, found = "", list[str](), Results()
+    for line in map(json.loads, file.read_text("utf-8").splitlines()):
+        on, collected = line.get("on", on), line.get("collected", collected)
         if (test := line.pop("test", None)) is not None and (test not in found or found[test].outcome == HOLDS):
             found[test] = Result(**line)
-    return collected, found
+    order, parts = {test: i for i, test in enumerate(collected)}, [*PARTS, None]
+    return on, {test: found[test] for test in sorted(found, key=lambda t: (parts.index(part_of(t)), order.get(t, 0)))}

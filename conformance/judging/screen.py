@@ -1,50 +1,22 @@
-"""What a comparison of two judged trees says: on one screen, and as Markdown for a review. It needs no mlx."""
+"""What a comparison of two judged trees says, as Markdown: a screen of it, or all, for a review. It needs no mlx."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import sys
 import textwrap
-import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from conformance import ROOT
 from conformance.judging.difference import BAD, BROKE, CHANGED, NOT_KEPT, STOPPED, Group
 from conformance.judging.ran import File, sentence
-from conformance.judging.results import BROKEN, NOT_FINISHED, Results, part_of
+from conformance.judging.results import Results, part_of
 
 WIDTH = 118
-# The rows of the table and the lines of an example that a screen shows; the file has all.
+# The rows of the table and the lines of an example that a screen shows.
 ROWS, LINES, NAMES = 12, 12, 5
-
-
-class Progress:
-    """How far the runs of both trees are: a line that is written over on a terminal, or else one for each tenth."""
-
-    def __init__(self) -> None:
-        self.shown: dict[tuple[str, str], int] = {}
-        self.lock = threading.Lock()
-
-    def say(self, tree: str, part: str, results: Results, n: int) -> None:
-        told = Counter(one.outcome for one in results.values())
-        wrong = f", {told[BROKEN]} broken" if told[BROKEN] else ""
-        wrong += f", {told[NOT_FINISHED]} not finished" if told[NOT_FINISHED] else ""
-        with self.lock:
-            before, self.shown[tree, part] = self.shown.get((tree, part), -1), len(results)
-            if sys.stdout.isatty():
-                left = sorted(part for (_, part), done in self.shown.items() if done < n)
-                print(
-                    f"\r\033[K{tree}: {part} {len(results)} of {n}{wrong} ({', '.join(left)})"[:WIDTH],
-                    end="",
-                    flush=True,
-                )
-            elif n and (4 * len(results) // n > 4 * before // n or before < 0):
-                print(f"{tree}: {part} {len(results)} of {n}{wrong}", flush=True)
-
-    def end(self) -> None:
-        print("\r\033[K" if sys.stdout.isatty() else "", end="", flush=True)
 
 
 @dataclass
@@ -60,11 +32,6 @@ class Judgement:
     @property
     def bad(self) -> list[Group]:
         return [group for group in self.groups if group.kind in BAD]
-
-    @property
-    def example(self) -> str:
-        """The first test that broke. Cache programs come first, and begin with the shortest."""
-        return self.bad[0].tests[0] if self.bad else ""
 
     def verdict(self) -> str:
         against = f"{self.names[1]} against {self.names[0]}"
@@ -82,52 +49,46 @@ class Judgement:
         file, _, name = test.partition("::")
         return shlex.join([*self.pytest, f"{os.path.relpath(ROOT / file)}::{name}"])
 
+    def begin(self) -> list[str]:
+        """The lines that come first, and what became of how many tests."""
+        standing = Counter(one.outcome for one in self.tree.values()).most_common()
+        counts = ", ".join(f"{n} {word}" for word, n in standing)
+        wrapped = (textwrap.wrap(line, WIDTH) for line in (sentence(self.files), self.verdict()))
+        return [*(line for lines in wrapped for line in lines), f"{len(self.tree)} tests: {counts}", ""]
 
-def about(results: Results, group: Group, most: int) -> str:
-    names = list(dict.fromkeys(results[test].about or test for test in group.tests))
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    follow = ", ".join(f"{n} of {contract}" for contract, n in group.follow.items())
-    return f"{', '.join(names[:most])}{more}{f'; {follow} follow' if follow else ''}"
+    def row(self, group: Group, most: int) -> str:
+        names = list(dict.fromkeys(self.tree[test].about or test for test in group.tests))
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        follow = ", ".join(f"{n} of {contract}" for contract, n in group.follow.items())
+        of = f"{', '.join(names[:most])}{more}{f'; {follow} follow' if follow else ''}"
+        return f"| {group.kind:12} | {group.contract:24} | {len(group.tests):5} | {of} |"
 
-
-def standing(results: Results) -> str:
-    return ", ".join(f"{n} {word}" for word, n in Counter(one.outcome for one in results.values()).most_common())
-
-
-def screen(judged: Judgement) -> str:
-    lines = textwrap.wrap(sentence(judged.files), WIDTH)
-    lines += [*textwrap.wrap(judged.verdict(), WIDTH), f"{len(judged.tree)} tests: {standing(judged.tree)}"]
-    if judged.groups:
-        lines += ["", f"{'':12} {'contract':24} {'tests':>5}  of"]
-    for group in judged.groups[:ROWS]:
-        row = f"{group.kind:12} {group.contract:24} {len(group.tests):5}  {about(judged.tree, group, NAMES)}"
-        lines.append(row if len(row) <= WIDTH else f"{row[: WIDTH - 4].rpartition(' ')[0]} ...")
-    if len(judged.groups) > ROWS:
-        lines.append(f"{'':12} and {len(judged.groups) - ROWS} more rows")
-    if test := judged.example:
-        one = judged.tree[test]
-        lines += ["", *textwrap.wrap(f"{test.partition('::')[2]}: {one.said}", WIDTH)]
+    def example(self, test: str, most: int | None = None) -> Iterator[str]:
+        """What a test says, the lines that show it, and how it is run again."""
+        one = self.tree[test]
+        yield from ["", *textwrap.wrap(f"{test.partition('::')[2]}: {one.said}", WIDTH)]
+        yield from ["", f"Known of the release: {one.expected}"] * bool(one.expected)
         # The first lines of a program on a cache define what the others call.
         _, begins, program = one.lines.rpartition("\ncaches = ")
-        lines += [f"    {line[:WIDTH]}" for line in (begins.lstrip() + program).splitlines()[:LINES]]
-        lines += ["", judged.again(test)]
-    return "\n".join(lines)
+        lines = (begins.lstrip() + program if most else one.lines).splitlines()[:most]
+        yield from ["", *(f"    {line}" for line in lines)] if lines else []
+        yield from ["", f"    {self.again(test)}"]
 
+    def screen(self) -> str:
+        lines = [*self.begin(), *(self.row(group, NAMES) for group in self.groups[:ROWS])]
+        lines += [f"and {len(self.groups) - ROWS} more rows"] * (len(self.groups) > ROWS)
+        # Programs on caches come first, and are the shortest that fail.
+        return "\n".join([*lines, *(self.example(self.bad[0].tests[0], LINES) if self.bad else [])])
 
-def markdown(judged: Judgement) -> str:
-    """All of it."""
-    lines = [sentence(judged.files), "", f"**{judged.verdict()}**", "", f"The tree: {standing(judged.tree)}.", ""]
-    lines += ["| | contract | tests | of |", "| --- | --- | --- | --- |"]
-    for group in judged.groups:
-        lines.append(f"| {group.kind} | {group.contract} | {len(group.tests)} | {about(judged.tree, group, 99)} |")
-    for group in judged.groups:
-        if group.kind in (*BAD, NOT_KEPT, STOPPED, CHANGED):
-            lines += ["", f"<details><summary>{group.kind}: {group.contract}</summary>", ""]
-            for test in group.tests:
-                one = judged.tree[test]
-                known = [f"Known of the release: {one.expected}", ""] if one.expected else []
-                lines += [f"{test}: {one.said}", "", *known, "```", one.lines or judged.again(test), "```", ""]
-            lines.append("</details>")
-    lines += ["", "| file | changed lines | ran | never called |", "| --- | --- | --- | --- |"]
-    lines += [f"| {f.name} | {f.changed} | {f.ran} | {', '.join(f.uncalled)} |" for f in judged.files]
-    return "\n".join(lines) + "\n"
+    def markdown(self) -> str:
+        """All of it."""
+        head = ["| | contract | tests | of |", "| --- | --- | --- | --- |"]
+        lines = ["\n\n".join(self.begin()), *head, *(self.row(group, 99) for group in self.groups)]
+        for group in self.groups:
+            if group.kind in (*BAD, NOT_KEPT, STOPPED, CHANGED):
+                lines += ["", f"<details><summary>{group.kind}: {group.contract}</summary>"]
+                lines += [line for test in group.tests for line in self.example(test)]
+                lines += ["", "</details>"]
+        lines += ["", "| file | changed lines | ran | never called |", "| --- | --- | --- | --- |"]
+        lines += [f"| {f.name} | {f.changed} | {f.ran} | {', '.join(f.loops + f.others)} |" for f in self.files]
+        return "\n".join(lines) + "\n"

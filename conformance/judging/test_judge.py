@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import judge
 import mlx.core as mx
@@ -17,185 +16,120 @@ from environments import base_of
 
 from conformance import ROOT, adapters
 from conformance.adapters import NAMES, Adapters, Unusable, load, offered
-from conformance.judging import ran, results, run
-from conformance.judging.difference import (
-    BROKE,
-    CHANGED,
-    GONE,
-    MENDED,
-    NOT_KEPT,
-    OFFERED,
-    STOPPED,
-    differences,
+from conformance.judging import run
+from conformance.judging.difference import BROKE, CHANGED, GONE, MENDED, NOT_KEPT, OFFERED, STOPPED, differences
+from conformance.judging.ran import File, changed_files, looked_at, sentence
+from conformance.judging.results import (
+    ABSENT,
+    BROKEN,
+    HOLDS,
+    NOT_FINISHED,
+    NOT_SHOWN,
+    PARTS,
+    REFUSED,
+    Result,
+    Results,
+    asked_files,
 )
-from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_FINISHED, NOT_SHOWN, REFUSED, Result, Results
-from conformance.judging.run import Run
-from conformance.judging.screen import Judgement, markdown, screen
-from conformance.oracle import findings as ask
+from conformance.judging.run import NotAsked, Run
+from conformance.judging.screen import Judgement
 from conformance.subjects.families import GENERATE, model_of
 
-TRIM = "conformance/contracts/c1_snapshot/test_it.py::test_trim[KVCache]"
-PARITY = "conformance/contracts/c4_parity/test_it.py::test_parity[llama-similar]"
-PLAIN = "conformance/contracts/c4_parity/test_it.py::test_plain[llama]"
-ASKED = {TRIM: "C2 trim", PARITY: "C4 parity", PLAIN: "plain decoding"}
+TRIM = "conformance/caches/test_it.py::test_trim[KVCache]"
+PLAIN = "conformance/contracts/test_it.py::test_plain[llama]"
 
 
-def one(
-    test: str, outcome: str, about: str = "KVCache", uses: str = "", said: str = "it said so", **notes: Any
-) -> Result:
-    return Result(outcome, said, asked=ASKED[test], notes={"about": about, "uses": uses, **notes})
+def trim(outcome: str, said: str = "token 2", promised: bool = True, **cases: str) -> Results:
+    return {TRIM: Result(outcome, said, asked="C2 trim", promised=promised, notes={"about": "KVCache", "cases": cases})}
 
 
-def trim(outcome: str, **more: Any) -> Results:
-    return {TRIM: one(TRIM, outcome, **more)}
+def plain(outcome: str, steps: str = "5:aa 6:bb", forwards: int = 3, uses: str = "llama, KVCache") -> Results:
+    notes = {"about": "llama", "uses": uses, "steps": steps, "forwards": forwards}
+    return {PLAIN: Result(outcome, asked="plain decoding", notes=notes)}
 
 
-def plain(outcome: str, uses: str = "llama, KVCache", **more: Any) -> Results:
-    return {PLAIN: one(PLAIN, outcome, "llama", uses, **more)}
+def judgement(base: Results, tree: Results, *files: File) -> Judgement:
+    return Judgement(("a", "b"), tree, differences(base, tree), list(files), ["python", "-m", "pytest"], ["judge.sh"])
 
 
-def kinds(base: Results, tree: Results) -> list[str]:
-    return [group.kind for group in differences(base, tree)]
+BOTH = trim(BROKEN, a="off by 0.1", b="lost")
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "kind"),
+    ("base", "tree", "kinds", "said", "status"),
     [
-        (HOLDS, HOLDS, None),
-        (HOLDS, BROKEN, BROKE),
-        (BROKEN, BROKEN, None),
-        (REFUSED, BROKEN, BROKE),
-        (ABSENT, BROKEN, BROKE),
-        (BROKEN, HOLDS, MENDED),
+        (trim(HOLDS), trim(HOLDS), [], "Nothing differs.", 0),
+        (trim(HOLDS), trim(BROKEN), [BROKE], "BROKEN: C2 trim.", 1),
+        (trim(BROKEN), trim(BROKEN), [], "Nothing differs.", 0),
+        (trim(REFUSED), trim(BROKEN), [BROKE], "BROKEN: C2 trim.", 1),
+        ({}, trim(BROKEN), [BROKE], "BROKEN: C2 trim.", 1),
+        (trim(BROKEN), trim(HOLDS), [MENDED], "Nothing broke.", 0),
         # C2 allows a refusal.
-        (BROKEN, REFUSED, MENDED),
-        (REFUSED, HOLDS, OFFERED),
-        (ABSENT, HOLDS, OFFERED),
-        (HOLDS, REFUSED, GONE),
-        (HOLDS, ABSENT, GONE),
-        (REFUSED, ABSENT, None),
-        (BROKEN, ABSENT, None),
+        (trim(BROKEN), trim(REFUSED), [MENDED], "Nothing broke.", 0),
+        (trim(REFUSED), trim(HOLDS), [OFFERED], "| offered now  | C2 trim ", 0),
+        ({}, trim(HOLDS), [OFFERED], "Nothing broke.", 0),
+        (trim(HOLDS), trim(REFUSED), [GONE], "NO LONGER: C2 trim.", 1),
+        (trim(HOLDS), trim(ABSENT), [GONE], "NO LONGER: C2 trim.", 1),
+        (trim(REFUSED), trim(ABSENT), [], "Nothing differs.", 0),
+        (trim(BROKEN), trim(ABSENT), [], "Nothing differs.", 0),
         # The same test drafted on the base, or trimmed there.
-        (HOLDS, NOT_SHOWN, GONE),
-        (BROKEN, NOT_SHOWN, CHANGED),
-        (HOLDS, NOT_FINISHED, STOPPED),
+        (trim(HOLDS), trim(NOT_SHOWN), [GONE], "NO LONGER: C2 trim.", 1),
+        (trim(BROKEN), trim(NOT_SHOWN), [CHANGED], "Nothing broke.", 0),
+        (trim(HOLDS), trim(NOT_FINISHED), [STOPPED], "NOT FINISHED: 1 tests", 2),
+        # A promise of ours that never held is told.
+        ({}, trim(BROKEN, promised=False), [NOT_KEPT], "Nothing broke.", 0),
+        (trim(HOLDS), trim(BROKEN, promised=False), [BROKE], "BROKEN: C2 trim.", 1),
+        # What fails on both is compared by its cases, or by what it says.
+        (trim(BROKEN), trim(BROKEN, "token 3"), [BROKE], "token 3 (on the base: token 2)", 1),
+        (BOTH, trim(BROKEN, a="off by 0.2", b="lost"), [], "Nothing differs.", 0),
+        (BOTH, trim(BROKEN, a="off by 0.1", b="lost", c="token 7"), [BROKE], "c: token 7", 1),
+        (BOTH, trim(BROKEN, a="token 7", b="lost"), [BROKE], "a: token 7 (on the base: off by 0.1)", 1),
+        (BOTH, trim(BROKEN, b="lost"), [MENDED], "Nothing broke.", 0),
+        (BOTH, trim(BROKEN, b="token 7"), [CHANGED], "Nothing broke.", 0),
+        # What follows from a fault is no fault of its own.
+        (trim(HOLDS) | plain(HOLDS), trim(BROKEN) | plain(BROKEN), [BROKE], "KVCache; 1 of plain decoding follow", 1),
+        (trim(HOLDS) | plain(HOLDS), trim(BROKEN) | plain(BROKEN, uses="a ring"), [BROKE, BROKE], "| llama |", 1),
+        # Plain decoding is compared with the base, which a mend explains.
+        (plain(HOLDS), plain(HOLDS, "5:aa 6:cc"), [BROKE], "of 1 of 2 steps are other bits than on the base", 1),
+        (plain(HOLDS), plain(HOLDS, "5:aa 7:cc"), [BROKE], "another token than the base at step 1", 1),
+        (plain(HOLDS), plain(HOLDS, "5:ab 6:bb"), [BROKE], "judge.sh --only decoding", 1),
+        (plain(HOLDS), plain(HOLDS, forwards=4), [BROKE], "4 forward passes instead of 3", 1),
+        (plain(HOLDS), plain(HOLDS, forwards=2), [], "Nothing differs.", 0),
+        (trim(BROKEN) | plain(HOLDS), trim(HOLDS) | plain(HOLDS, "6:a 6:b"), [CHANGED, MENDED], "Nothing broke.", 0),
+        (trim(BROKEN) | plain(HOLDS), trim(REFUSED) | plain(REFUSED), [CHANGED, MENDED], "Nothing broke.", 0),
+        # A file that needs a name which the tree lacks; a test that ends its process.
+        ({}, {"test_it.py::import": Result(ABSENT)}, [], "Nothing differs.", 2),
+        (trim(HOLDS), {TRIM: Result(BROKEN, "worker crashed")}, [BROKE], "BROKEN: C2 trim.", 1),
     ],
 )
-def test_what_became_of_a_test(was: str, now: str, kind: str | None) -> None:
-    found = differences(trim(was), trim(now))
-    assert [group.kind for group in found] == ([kind] if kind else [])
+def test_a_judgement(base: Results, tree: Results, kinds: list[str], said: str, status: int) -> None:
+    judged = judgement(base, tree)
+    assert [group.kind for group in judged.groups] == kinds
+    assert said in judged.screen()
+    assert said.partition(" (on")[0] in judged.markdown()
+    assert judge.status(judged) == status
 
 
-def test_a_promise_of_ours_that_never_held_is_told() -> None:
-    tree = trim(BROKEN)
-    tree[TRIM].promised = False
-    assert kinds({}, tree) == [NOT_KEPT]
-    assert kinds(trim(HOLDS), tree) == [BROKE]
-
-
-@pytest.mark.parametrize(
-    ("now", "kind", "said"),
-    [
-        ({"a": "off by 0.2", "b": "lost"}, None, ""),
-        ({"a": "off by 0.1", "b": "lost", "c": "token 7"}, BROKE, "c: token 7"),
-        ({"a": "token 7", "b": "lost"}, BROKE, "a: token 7 (on the base: off by 0.1)"),
-        ({"b": "lost"}, MENDED, ""),
-        ({"b": "token 7"}, CHANGED, "b: token 7 (on the base: lost)"),
-    ],
-)
-def test_what_fails_on_both_is_compared_by_its_cases(now: dict[str, str], kind: str | None, said: str) -> None:
-    tree = trim(BROKEN, cases=now)
-    assert kinds(trim(BROKEN, cases={"a": "off by 0.1", "b": "lost"}), tree) == ([kind] if kind else [])
-    assert said in tree[TRIM].said
-
-
-def test_what_fails_on_both_in_another_way_broke() -> None:
-    assert kinds(trim(BROKEN, said="token 2"), trim(BROKEN, said="token 3")) == [BROKE]
-
-
-def test_what_follows_from_a_fault_is_no_fault_of_its_own() -> None:
-    (group,) = differences(trim(HOLDS) | plain(HOLDS), trim(BROKEN) | plain(BROKEN))
-    assert (group.tests, group.follow) == ([TRIM], {"plain decoding": 1})
-    assert kinds(trim(HOLDS) | plain(HOLDS), trim(BROKEN) | plain(BROKEN, "RotatingKVCache")) == [BROKE, BROKE]
-
-
-@pytest.mark.parametrize(
-    ("steps", "forwards", "said"),
-    [
-        ("5:aa 6:cc", 3, "the log probabilities of 1 of 2 steps are other bits"),
-        ("5:aa 7:cc", 3, "another token than the base at step 1"),
-        ("5:aa 6:bb", 4, "4 forward passes instead of 3"),
-        ("5:aa 6:bb", 2, ""),
-    ],
-)
-def test_plain_decoding_is_compared_with_the_base(steps: str, forwards: int, said: str) -> None:
-    base, tree = plain(HOLDS, steps="5:aa 6:bb", forwards=3), plain(HOLDS, steps=steps, forwards=forwards)
-    assert kinds(base, tree) == [BROKE] * bool(said)
-    assert said in tree[PLAIN].said
-
-
-def test_a_mend_explains_what_is_another_one_with_it() -> None:
-    """Plain decoding with a mended cache differs, and what was wrong before may be refused."""
-    base, tree = plain(HOLDS, steps="5:aa"), plain(HOLDS, steps="6:aa")
-    assert kinds(trim(BROKEN) | base, trim(HOLDS) | tree) == [CHANGED, MENDED]
-    assert kinds(trim(BROKEN) | base, trim(REFUSED) | plain(REFUSED)) == [CHANGED, MENDED]
-    assert kinds(trim(HOLDS) | base, trim(HOLDS) | tree) == [BROKE]
-
-
-def judgement(base: Results, tree: Results, *files: ran.File) -> Judgement:
-    groups = differences(base, tree)
-    return Judgement(("a", "b"), tree, groups, list(files), ["python", "-m", "pytest"], ["judge.sh", "b"])
-
-
-def test_the_screen_and_the_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    base, tree = (
-        {f"{test}{n}": one(test, outcome, f"{test}{n}") for test in ASKED for n in range(30)}
-        for outcome in (HOLDS, BROKEN)
-    )
-    judged = judgement(base, tree, ran.File("generate.py", 421, 380, ["mtp_generate_step"]))
-    first, second, *rest = screen(judged).splitlines()
-    assert first == "Of 421 changed lines of generate.py 380 ran; `mtp_generate_step` of generate.py was never called."
-    assert second.startswith("BROKEN: C2 trim, C4 parity, plain decoding.")
-    assert len(rest) < 38
-    assert rest[-1] == f"python -m pytest '{TRIM}0'"
-    assert all(test in markdown(judged) for test in tree)
-    tree[f"{TRIM}0"].differs = True
-    assert screen(judged).endswith("judge.sh b --only caches")
+def test_the_screen_and_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A screen has the first lines. What was never called is told first, and is no pass."""
     monkeypatch.chdir(ROOT / "docs")
-    assert judged.again(f"{TRIM}1") == f"python -m pytest '../{TRIM}1'"
-    assert "Nothing differs." in screen(judgement(base, base))
-    assert "NO LONGER: C2 trim." in screen(judgement(trim(HOLDS), trim(REFUSED)))
-    assert "NOT FINISHED: 1 tests" in screen(judgement(trim(HOLDS), trim(NOT_FINISHED)))
+    trims, file = [TRIM.replace("]", f"{n}]") for n in range(30)], File("generate.py", 421, 380, ["mtp_step"])
+    tree = {test: Result(BROKEN, "lost", "1\n" * 99, asked=f"C2 {n}") for n, test in enumerate(trims)}
+    judged = judgement(dict.fromkeys(trims, Result(HOLDS)), tree, file)
+    first, *_, last = judged.screen().splitlines()
+    assert first == "Of 421 changed lines of generate.py 380 ran; never called: `mtp_step` of generate.py."
+    assert last == f"    python -m pytest '../{trims[0]}'"
+    assert len(judged.screen().splitlines()) < 40
+    assert all(f"pytest '../{test}'" in judged.markdown() for test in trims)
+    assert judge.status(judgement({}, {}, file)) == 2
 
 
 def test_each_file_that_is_asked_is_of_a_part() -> None:
-    files = [ROOT / file for part in results.PARTS for file in results.asked_files(part)]
-    rooms = (path for path in results.FOLDER.iterdir() if path.name not in ("meta", "repository", "judging"))
-    tests = (path for room in rooms for path in room.rglob("test_*.py"))
-    left_out = {path for path in tests if "mark.asked(" in path.read_text("utf-8")} - set(files)
+    rooms = (path for path in (ROOT / "conformance").iterdir() if path.name not in ("repository", "judging"))
+    tests = {path for room in rooms for path in room.rglob("test_*.py") if "mark.asked(" in path.read_text("utf-8")}
+    left_out = tests - {ROOT / file for file in asked_files(list(PARTS))}
+    assert len(tests) >= 6
     assert not left_out, f"the judge asks no part for {left_out}: add their folder to PARTS"
-    assert len(set(files)) == len(files) >= 6
-
-
-def fine() -> None:
-    pass
-
-
-@pytest.mark.planted
-def test_cases_that_differ_in_a_length_only() -> None:
-    ask.each([("1", fine), ("2", lambda: ask.not_shown("no"))])
-    with pytest.raises(pytest.fail.Exception, match="2: refused: ValueError: no"):
-        ask.each([("1", fine), ("2", lambda: ask.refused(ValueError("no")))])
-    with pytest.raises(pytest.skip.Exception, match="refused: ValueError: no"):
-        ask.each([("2", lambda: ask.refused(ValueError("no")))])
-    with pytest.raises(pytest.fail.Exception, match="2: token 7 is lost") as error:
-        ask.each([("1", fine), ("2", lambda: ask.broken("token 7 is lost"))])
-    assert vars(error.value)["cases"] == {"2": "token 7 is lost"}
-
-
-def covered(executed: list[int], missing: list[int], **functions: Any) -> dict[str, Any]:
-    return {"executed_lines": executed, "missing_lines": missing, "functions": functions}
 
 
 def test_what_of_a_tree_ran(tmp_path: Path) -> None:
@@ -208,104 +142,58 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "a.py").write_text(text)
     (new / "b.py").write_text("class C:\n    def __call__(self):\n        pass\n\n    def _i(self):\n        pass\n")
-    never = {name: covered([], [n]) for name, n in (("", 1), ("C.__call__", 3), ("C.__call__.inner", 3), ("C._i", 6))}
+    ran = {name: {"executed_lines": [], "missing_lines": [n]} for name, n in (("g", 7), ("h", 11))}
+    never = {name: {"executed_lines": [], "missing_lines": [n]} for name, n in (("C.__call__", 3), ("C._i", 6))}
     about = {
-        "a.py": covered([1, 3, 6], [7, 11], f=covered([3], []), g=covered([], [7]), h=covered([], [11])),
-        "b.py": covered([], [1, 2, 3, 5, 6], **never),
+        "a.py": {"executed_lines": [1, 3, 6], "missing_lines": [7, 11], "functions": ran},
+        "b.py": {"executed_lines": [], "missing_lines": [1, 2, 3, 5, 6], "functions": never},
     }
-    found = ran.looked_at(old, new, ran.changed_files(old, new), about)
-    assert found == [ran.File("a.py", 4, 2, ["g", "h"], ["h"]), ran.File("b.py", 5, 0, ["C.__call__"])]
-    said = "`h` of a.py, `g` of a.py, `C.__call__` of b.py were never called."
-    assert ran.sentence(found) == f"Of 9 changed lines of 2 files 2 ran; {said}"
-    assert ran.changed_files(new, new) == []
+    found = looked_at(old, new, changed_files(old, new), about)
+    assert found == [File("a.py", 4, 2, ["h"], ["g"]), File("b.py", 5, 0, [], ["C.__call__"])]
+    said = "never called: `h` of a.py, `g` of a.py, `C.__call__` of b.py."
+    assert sentence(found) == f"Of 9 changed lines of 2 files 2 ran; {said}"
+    assert changed_files(new, new) == []
 
 
-@pytest.mark.parametrize(
-    ("tree", "uncalled", "status"),
-    [
-        (trim(HOLDS), [], 0),
-        (trim(BROKEN), ["mtp_step"], 1),
-        (trim(HOLDS), ["mtp_step"], 2),
-        (trim(NOT_FINISHED), [], 2),
-        ({"test_it.py::import": Result(BROKEN)}, [], 2),
-    ],
-)
-def test_how_a_judgement_ends(tree: Results, uncalled: list[str], status: int) -> None:
-    assert judge.status(judgement(trim(HOLDS), tree, ran.File("generate.py", 1, 1, uncalled))) == status
+ASKED = """
+import os, pytest, time
 
-
-# A stand-in for the Python of a tree: its pytest reports that one test holds, then does what the tree does.
-PYTEST = """#!{python}
-import json, os, sys, time
-from pathlib import Path
-(report,) = [a.partition("=")[2] for a in sys.argv if a.startswith("--report=")]
-left = [n for n in "abc" if f"--deselect={{n}}" not in sys.argv]
-with open(report, "w", buffering=1) as file:
-    print(json.dumps(dict(collected=dict.fromkeys(left, "C2 trim"))), file=file)
-    for n in left:
-        if n == "b":
-            {fault}
-        print(json.dumps(dict(test=n, outcome="holds", asked="C2 trim")), file=file)
+@pytest.mark.asked("C2 trim")
+@pytest.mark.parametrize("how", ["hangs", "dies", "holds"])
+def test_it(how):
+    while how == "hangs":
+        time.sleep(0.1)
+    os.abort() if how == "dies" else None
 """
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("time.sleep(99)", (NOT_FINISHED, "it took more than 1 s and was stopped")),
-        ("os.kill(os.getpid(), 11)", (BROKEN, "the process ends with -11 in this test")),
-    ],
-)
-def test_what_hangs_or_dies_is_told_and_the_rest_is_asked(fault: str, said: tuple[str, str], tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(PYTEST.format(python=sys.executable, fault=fault))
-    python.chmod(0o755)
-    told: list[int] = []
-    asked = Run(python, tmp_path / "run", tmp_path, limit=1, say=lambda part, results, n: told.append(len(results)))
-    found = asked.ask(["caches"])
-    assert {test: (one.outcome, one.said) for test, one in found.items()} == {
-        "a": (HOLDS, ""),
-        "b": said,
-        "c": (HOLDS, ""),
-    }
-    assert max(told) == 3
-
-
-def test_a_tree_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    hangs = 'case "$*" in *server.jsonl*) echo begun; exec sleep 99;; esac'
-    python.write_text(f"#!/bin/sh\n{hangs}\nsleep 1\necho 'E   ImportError: no name tune'\nexit 4\n")
-    python.chmod(0o755)
-    with pytest.raises(run.NotAsked, match=r"^ImportError: no name tune$"):
-        Run(python, tmp_path / "run", tmp_path).ask(["caches", "server"])
-    # What still runs then is ended.
-    assert (tmp_path / "run" / "server.log").read_text() == "begun\n"
+def test_what_hangs_or_dies_is_told_and_the_rest_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(ASKED)
+    asked = [str(tmp_path / "test_it.py"), f"--confcutdir={ROOT}", "-p", "conformance.conftest"]
+    found = Run(Path(sys.executable), tmp_path, tmp_path, limit=1, env={"PYTHONPATH": str(ROOT)}).ask(asked)
+    assert [one.outcome for one in found.values()] == [NOT_FINISHED, BROKEN, HOLDS]
+    assert next(iter(found.values())).said.endswith("it took more than 1 s and was stopped")
+    with pytest.raises(NotAsked, match="ends with 4"):
+        Run(Path(sys.executable), tmp_path, tmp_path, ["no_such_adapter"]).ask(["conformance/caches"])
 
 
 def test_the_results_of_a_base_are_kept_until_something_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package, suite, times = tmp_path / "mlx_lm", tmp_path / "conformance", list[str]()
-    (tmp_path / "run").mkdir()
-    asked = Run(Path(sys.executable), tmp_path / "run", package)
+    asked, times = Run(Path(sys.executable), tmp_path, tmp_path / "mlx_lm"), list[str]()
 
-    def ask_it(self: Run, part: str, *_: Any) -> Results:
-        times.append(part)
-        return trim(HOLDS)
+    def ask(self: Run, tests: list[str]) -> None:
+        times.extend(tests)
+        (tmp_path / "asked.jsonl").write_text('{"test": "a", "outcome": "holds"}\n')
 
-    monkeypatch.setattr(Run, "_ask", ask_it)
+    monkeypatch.setattr(Run, "ask", ask)
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    for _ in range(2):
-        assert asked.ask_once(["caches"], tmp_path / "kept") == trim(HOLDS)
-    assert times == ["caches"]
-    asked.ask_once(["caches", "server"], tmp_path / "kept")
-    assert times == ["caches", "server"]
-    for changed in (package / "a.py", suite / "0.32.2-stock.txt", suite / "models.json"):
-        changed.parent.mkdir(exist_ok=True)
-        changed.write_text("2")
-        times.clear()
-        asked.ask_once(["caches"], tmp_path / "kept")
-        assert times == ["caches"], changed
+    for changed in ("mlx_lm/a.py", "conformance/0.32.2-stock.txt", "conformance/models.json"):
+        (tmp_path / changed).parent.mkdir(exist_ok=True)
+        (tmp_path / changed).write_text("2")
+        for _ in range(2):
+            assert asked.ask_once([changed], tmp_path / "kept") == {"a": Result(HOLDS)}
+    assert times == ["mlx_lm/a.py", "conformance/0.32.2-stock.txt", "conformance/models.json"]
 
 
 def git(where: Path, *args: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import NoReturn
 
 import pytest
@@ -40,26 +40,3 @@ def broken(seen: str, lines: str = "", cases: Mapping[str, str] | None = None) -
 def first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-def each(cases: Iterable[tuple[str, Callable[[], None]]]) -> None:
-    """Ask cases that differ in a length only. What one refuses while another holds is a fault; so is any that fails.
-
-    If none holds, the test is skipped with the first reason.
-    """
-    held, wrong, skipped = False, dict[str, str](), list[str]()
-    for about, ask in cases:
-        try:
-            ask()
-            held = True
-        except pytest.skip.Exception as error:
-            skipped.append(str(error.msg))
-            if not skipped[-1].startswith("not shown"):
-                wrong[about] = skipped[-1]
-        except pytest.fail.Exception as error:
-            wrong[about] = str(error.msg)
-            held = True
-    if wrong and held:
-        broken("\n\n".join(f"{about}: {said}" for about, said in wrong.items()), cases=wrong)
-    if not held:
-        pytest.skip(skipped[0])

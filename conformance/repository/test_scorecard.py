@@ -22,7 +22,7 @@ CONFTEST = """
 from pathlib import Path
 from conformance import conftest
 from conformance.expectations.plugin import Plugin
-from conformance.judging.plugin import Cases, Reports
+from conformance.judging import plugin as judging
 
 pytest_collection_modifyitems = conftest.pytest_collection_modifyitems
 
@@ -30,9 +30,9 @@ def pytest_configure(config):
     for name in ("asked(contract, promised)", "contract(name)", "selftest"):
         config.addinivalue_line("markers", f"{name}: of the suite")
     config.pluginmanager.register(Plugin(Path("expected.txt")), "expectations")
-    config.pluginmanager.register(Cases(), "cases")
+    config.pluginmanager.register(judging.Cases(), "cases")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Reports(Path("stock.jsonl")), "told")
+        config.pluginmanager.register(judging.Reports(Path("stock.jsonl")), "told")
 """
 TESTS = """
 import pytest

@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 
 from conformance.expectations.files import kind
-from conformance.judging.results import BROKEN, HOLDS, NOT_FINISHED, REFUSED, SKIPPED, Result, lines_of
+from conformance.judging.results import BROKEN, HOLDS, NOT_FINISHED, REFUSED, SKIPPED, Result
 from conformance.judging.results import read as results_of
 
 CONTRACTS = {
@@ -56,8 +56,9 @@ class Run:
 
 
 def read(path: Path) -> Run:
-    run = Run(path.stem, on=next((line["on"] for line in lines_of(path) if "on" in line), ""))
-    for test, one in results_of(path)[1].items():
+    on, found = results_of(path)
+    run = Run(path.stem, on)
+    for test, one in found.items():
         said, reason = outcome(one)
         run.rows[row_of(test, one)][said] += 1
         if said != PASSED:
