@@ -12,6 +12,9 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
+
+# Trees without it batch no drafts.
+import mlx_lm.draft  # noqa: F401
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
