@@ -158,7 +158,7 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
 ASKED = """
 import os, pytest, time
 
-@pytest.mark.asked("C2 trim")
+@pytest.mark.asked('C2 trim')
 @pytest.mark.parametrize("how", ["hangs", "dies", "holds"])
 def test_it(how):
     while how == "hangs":
