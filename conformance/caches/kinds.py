@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from mlx_lm.models import cache as cache_module
 
-from conformance.caches.layers import feed
-from conformance.caches.reference import Block, Reference, View, chunk, difference, everything, window
-from conformance.oracle.findings import not_offered
+from conformance.caches import layers
+from conformance.caches.reference import Block, Reference, View, chunk, everything, window
 
-# How many rows a cache grows by, so that a short program meets every boundary.
-STEP = 4
+# What the lines of a program may use.
+NAMES = {**vars(cache_module), **vars(layers)}
 # These hold every row, so they can drop any number of tokens.
 WHOLE = ("KVCache", "QuantizedKVCache", "ConcatenateKVCache", "BatchKVCache")
 
 
 @dataclass
 class World:
-    """The caches of a model, and the right content of each."""
+    """The caches of a model, and the right content."""
 
     caches: list[Any]
-    references: list[Reference]
+    reference: Reference
 
     def feed(self, block: Block) -> list[Any]:
         """Feed a block. Returns what each token sees, which is right."""
-        tables = feed(self.caches, *block)
-        assert not (wrong := difference(tables, self.references, block)), wrong
+        tables = layers.feed(self.caches, *block)
+        assert not (wrong := self.reference.difference(tables, block)), wrong
         return tables
 
 
@@ -54,26 +49,11 @@ class Kind:
     def classes(self) -> list[str]:
         return list(dict.fromkeys(re.findall(r"[A-Z]\w*", self.code)))
 
-    @cached_property
-    def names(self) -> dict[str, Any]:
-        """The classes of the tree. The test is skipped if the tree lacks one."""
-        found = {name: getattr(cache_module, name) for name in self.classes if hasattr(cache_module, name)}
-        if "LayerCache" in self.classes and find_spec("mlx_lm.models.deepseek_v41"):
-            from mlx_lm.models.deepseek_v41 import LayerCache
-
-            found["LayerCache"] = LayerCache
-        if lacking := [name for name in self.classes if name not in found]:
-            not_offered(f"the tree has no {' and no '.join(lacking)}")
-        return found
-
-    def references(self, size: int, padding: list[int] | None = None) -> list[Reference]:
-        return [Reference(view(size), list(padding or [0])) for view in self.views]
+    def reference(self, size: int, padding: list[int]) -> Reference:
+        return Reference([view(size) for view in self.views], list(padding))
 
     def world(self, size: int) -> World:
-        return World(eval(self.code, {**self.names, "size": size}), self.references(size))
-
-    def written(self, size: int, padding: list[int]) -> str:
-        return re.sub(r"\bpadding\b(?!=)", str(padding), re.sub(r"\bsize\b(?!=)", str(size), self.code))
+        return World(eval(self.code.format(size=size), NAMES), self.reference(size, [0]))
 
 
 def whole(_: int) -> View:
@@ -93,43 +73,28 @@ KINDS = {
     "QuantizedKVCache": Kind("[QuantizedKVCache(group_size=32, bits=8)]", (whole,)),
     "quantized on the way": Kind("[KVCache(), KVCache()]", (whole, whole)),
     "ConcatenateKVCache": Kind("[ConcatenateKVCache()]", (whole,)),
-    "RotatingKVCache": Kind("[RotatingKVCache(size)]", (window,)),
-    "RotatingKVCache with keep": Kind("[RotatingKVCache(size, keep=2)]", (kept,)),
-    "ChunkedKVCache": Kind("[ChunkedKVCache(size)]", (chunk,)),
+    "RotatingKVCache": Kind("[RotatingKVCache({size})]", (window,)),
+    "RotatingKVCache with keep": Kind("[RotatingKVCache({size}, keep=2)]", (kept,)),
+    "ChunkedKVCache": Kind("[ChunkedKVCache({size})]", (chunk,)),
     "ArraysCache": Kind("[ArraysCache(2)]", (last_two, whole)),
-    "LayerCache": Kind("[LayerCache(size)]", (window, whole), drops=False),
-    "CacheList": Kind("[CacheList(KVCache(), RotatingKVCache(size))]", (whole, window)),
+    "LayerCache": Kind("[LayerCache({size})]", (window, whole), drops=False),
+    "CacheList": Kind("[CacheList(KVCache(), RotatingKVCache({size}))]", (whole, window)),
     "CacheList with ArraysCache": Kind("[CacheList(ArraysCache(2), KVCache())]", (last_two, whole, whole)),
     "CatchUpCache": Kind("[CatchUpCache(KVCache(), KVCache())]", (whole, whole)),
     "several caches": Kind(
-        "[ArraysCache(2), CacheList(KVCache(), RotatingKVCache(size))]", (last_two, whole, whole, window)
+        "[ArraysCache(2), CacheList(KVCache(), RotatingKVCache({size}))]", (last_two, whole, whole, window)
     ),
-    "BatchKVCache": Kind("[BatchKVCache(padding)]", (whole,), "KVCache"),
-    "BatchRotatingKVCache": Kind("[BatchRotatingKVCache(size, padding)]", (window,), "RotatingKVCache"),
-    "ArraysCache of a batch": Kind("[ArraysCache(2, left_padding=padding)]", (last_two, whole), "ArraysCache"),
+    "BatchKVCache": Kind("[BatchKVCache({padding})]", (whole,), "KVCache"),
+    "BatchRotatingKVCache": Kind("[BatchRotatingKVCache({size}, {padding})]", (window,), "RotatingKVCache"),
+    "ArraysCache of a batch": Kind("[ArraysCache(2, left_padding={padding})]", (last_two, whole), "ArraysCache"),
     "CacheList of a batch": Kind(
-        "[CacheList(ArraysCache(2, left_padding=padding), BatchKVCache(padding))]",
+        "[CacheList(ArraysCache(2, left_padding={padding}), BatchKVCache({padding}))]",
         (last_two, whole, whole),
         "CacheList with ArraysCache",
     ),
 }
 SINGLE = {name: kind for name, kind in KINDS.items() if not kind.single}
 BATCHES = {name: kind for name, kind in KINDS.items() if kind.single}
-
-
-def rests_on(name: str) -> list[str]:
-    """The kinds that explain what is wrong with this one: of what a list holds, or of the class without an option."""
-    return [one for one in KINDS[name].classes if one in KINDS and one != name]
-
-
-@contextmanager
-def small_steps() -> Iterator[None]:
-    """Let the caches grow by few rows at a time."""
-    with ExitStack() as stack:
-        for name in {name for kind in KINDS.values() for name in kind.classes}:
-            if hasattr(getattr(cache_module, name, None), "step"):
-                stack.enter_context(patch.object(getattr(cache_module, name), "step", STEP))
-        yield
 
 
 # What looks like the cache of a layer, and what it is.

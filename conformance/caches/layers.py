@@ -1,7 +1,4 @@
-"""Use caches as the layers of a model do. A token is a number, and its keys, values and states are that number.
-
-These functions are also the beginning of each reproduction, so they need nothing of the suite.
-"""
+"""Use caches as the layers of a model do. A token is a number, and its keys, values and states are that number."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache, ChunkedKVCache, QuantizedKVCache, RotatingKVCache
 
 try:
+    from mlx_lm.models.deepseek_v41 import LayerCache as LayerCache
     from mlx_lm.models.deepseek_v41 import _append, _window_indices
 except ImportError:
     # Older releases lack this model.

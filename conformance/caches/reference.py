@@ -6,7 +6,7 @@ list, as in single steps. A snapshot is a deep copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 # Stands for padding, and for a column that a token does not see. Tokens are positive.
@@ -35,9 +35,10 @@ def chunk(size: int) -> View:
 
 @dataclass
 class Reference:
-    """What a layer should see of a cache: of one sequence, or of each row of a batch."""
+    """What the layers should see of caches: of one sequence, or of each row of a batch."""
 
-    view: View
+    # One for each layer.
+    views: Sequence[View]
     # For each row, the padding on the left that is still to come. Below zero once it came.
     left: list[int] = field(default_factory=lambda: [0])
     tokens: Block = field(default_factory=list)
@@ -47,17 +48,18 @@ class Reference:
     def __post_init__(self) -> None:
         self.tokens = self.tokens or [[] for _ in self.left]
 
-    def feed(self, block: Block) -> Table:
-        """Feed a block. Returns the tokens that each token sees, itself included, and an empty list for padding."""
-        return [[self._feed(i, token) for token in tokens] for i, tokens in enumerate(block)]
+    def feed(self, block: Block) -> list[Table]:
+        """What each token of each row sees in each layer. It is empty for padding."""
+        rows = [[self._feed(i, token) for token in tokens] for i, tokens in enumerate(block)]
+        return [[[seen[layer] for seen in row] for row in rows] for layer in range(len(self.views))]
 
-    def _feed(self, i: int, token: int) -> list[int]:
+    def _feed(self, i: int, token: int) -> list[list[int]]:
         real = self.left[i] <= 0 and (self.lengths is None or self.lengths[i] > 0)
         self.tokens[i].append(token if real else PAD)
         self.left[i] -= 1
         if self.lengths is not None:
             self.lengths[i] -= 1
-        return sorted(self.view(self.rows[i])) if real else []
+        return [sorted(view(self.rows[i])) if real else [] for view in self.views]
 
     def drop(self, numbers: int | list[int]) -> None:
         """Drop tokens from the end: the same number for each row, or one number each."""
@@ -81,9 +83,6 @@ class Reference:
 
     # Operations on a batch. After any of these, padding that was fed cannot be dropped.
 
-    def prepare(self, lengths: list[int]) -> None:
-        self.lengths = list(lengths)
-
     def finalize(self) -> None:
         self.tokens, self.lengths = self.rows, None
         self.left = [-len(rows) for rows in self.tokens]
@@ -95,18 +94,14 @@ class Reference:
     def extend(self, other: Reference) -> None:
         self.tokens, self.left = self.rows + other.rows, self.left + other.left
 
-
-def difference(tables: list[Table], references: list[Reference], block: Block) -> str:
-    """Feed a block to the references. Returns what a token sees that it should not, or does not see, as a sentence."""
-    for table, reference in zip(tables, [one.feed(block) for one in references], strict=True):
-        for i, row in enumerate(reference):
-            for token, right, columns in zip(block[i], row, table[i], strict=True):
-                seen = sorted(column for column in columns if column != PAD)
-                if right and seen != right:
-                    of = f" of row {i}" if len(block) > 1 else ""
-                    return f"token {token}{of} sees {words(seen)} instead of {words(right)}"
-    return ""
-
-
-def words(tokens: list[int]) -> str:
-    return " ".join(map(str, tokens)) or "nothing"
+    def difference(self, tables: list[Table], block: Block) -> str:
+        """Feed a block. Returns what a token sees that it should not, or does not see, as a sentence."""
+        for table, layer in zip(tables, self.feed(block), strict=True):
+            for i, row in enumerate(layer):
+                for token, right, columns in zip(block[i], row, table[i], strict=True):
+                    seen = sorted(column for column in columns if column != PAD)
+                    if right and seen != right:
+                        of = f" of row {i}" if len(block) > 1 else ""
+                        found, wanted = (" ".join(map(str, one)) or "nothing" for one in (seen, right))
+                        return f"token {token}{of} sees {found} instead of {wanted}"
+        return ""
