@@ -17,8 +17,8 @@ import pexpect
 import pytest
 
 from conformance import FIXTURE
-from conformance.chat.session import AFTER, CTRL_C, CTRL_D, Session
-from conformance.doors.printed import CONTROLS, drafting
+from conformance.chat.session import AFTER, CTRL_C, CTRL_D, Turn, talk
+from conformance.doors.printed import CONTROLS, Drafting, drafting
 from conformance.oracle.findings import broken
 from conformance.subjects.tiny import save
 
@@ -31,18 +31,13 @@ ANSWERS = [f"```python {CODE.replace('total', name)} ```" for name in NAMES[1:]]
 # For models with random weights.
 LETTERS = ["abcdefgh" * 3, "ijklmnop" * 3, "qrstuvwx" * 3]
 
-
-def again(first: str, second: str, third: str, *_: str) -> list[str]:
-    """The second answer is broken off twice and asked for again: the broken-off ones are forgotten."""
-    return [first, second + CTRL_C, second + CTRL_C, second, third, CTRL_D]
-
-
-# What is typed. There is nothing to go back to in a new conversation.
+# What is typed. An answer that is broken off twice and asked for again forgets the broken-off ones. There is nothing to
+# go back to in a new conversation.
 LINES = {
     "two conversations": [*EDITS, "r", *EDITS, "q"],
     "broken off": [*(edit + CTRL_C for edit in EDITS[:3]), CTRL_D],
-    "again": again(*EDITS),
-    "letters again": again(*LETTERS),
+    "again": [EDITS[0], EDITS[1] + CTRL_C, EDITS[1] + CTRL_C, *EDITS[1:3], CTRL_D],
+    "letters again": [LETTERS[0], LETTERS[1] + CTRL_C, LETTERS[1] + CTRL_C, *LETTERS[1:], CTRL_D],
     "again after a reset": [EDITS[0], EDITS[1] + CTRL_C, "r", EDITS[1], "q"],
 }
 # With the gate, the number of drafted tokens depends on the times of this machine.
@@ -73,56 +68,53 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @cache
-def plain(model: Path, *lines: str) -> Session:
-    return Session(model, lines, "--max-tokens", "40")
+def plain(model: Path, *lines: str) -> list[Turn]:
+    return talk(model, lines, "--max-tokens", "40")
 
 
 @pytest.mark.parametrize(("model", "typed", "drafts"), SESSIONS)
 def test_a_session(models: dict[str, Path], model: str, typed: str, drafts: str) -> None:
-    session = Session(models[model], LINES[typed], "--max-tokens", "40", *DRAFTS[drafts])
+    turns = talk(models[model], LINES[typed], "--max-tokens", "40", *DRAFTS[drafts])
     right = plain(models[model], *(line for line in LINES[typed] if not line.endswith(CTRL_C)))
-    whole = [turn for turn in session.turns if not turn.line.endswith(CTRL_C)]
-    for turn, other in zip(whole, right.turns, strict=True):
+    whole = [turn for turn in turns if not turn.line.endswith(CTRL_C)]
+    for turn, other in zip(whole, right, strict=True):
         if (turn.text, turn.tokens, turn.cached) != (other.text, other.tokens, other.cached):
             broken(f"{turn.line!r} is answered by {turn.text!r}, {turn.cached} cached; a plain chat: {other}")
-    for turn in session.turns:
+    for number, turn in enumerate(turns, 1):
+        if "again" not in typed:
+            check_what_is_known(number, turn)
         if turn not in whole and turn.tokens != AFTER + 1:
             broken(f"the answer to {turn.line!r} has {turn.tokens} tokens, where Ctrl-C is pressed after {AFTER}")
-    if "again" not in typed:
-        check_what_is_known(session)
-    if drafts:
-        check_counts(session)
-    elif "drafted" in session.shown:
-        broken("a plain chat says that it drafted")
-    if drafts not in ("", "gated") and typed == "two conversations":
-        check_what_is_learned(session, drafts)
+        if drafts:
+            check_counts(turn)
+        elif turn.drafting:
+            broken(f"a plain chat says that it drafted: {turn.drafting}")
+    if typed == "two conversations":
+        assert [turn.text for turn in turns] == ANSWERS * 2
+        check_what_is_learned([turn.drafting for turn in turns if turn.drafting], drafts)
 
 
-def check_what_is_known(session: Session) -> None:
-    """Each turn feeds its own question, and the cache and the drafter hold the conversation."""
-    for number, turn in enumerate(session.turns, 1):
-        known = len(turn.conversation)
-        if turn.line.removesuffix(CTRL_C) not in turn.prompt or turn.prompt.count("Change") != 1:
-            broken(f"turn {number} fed another question than its own: {turn.prompt!r}")
-        if turn.cached != known:
-            broken(f"turn {number}: the cache holds {turn.cached} tokens of a conversation of {known}")
-        if turn.stats is not None and turn.known != turn.conversation:
-            broken(f"turn {number}: the drafter knows {len(turn.known)} tokens of a conversation of {known}")
+def check_what_is_known(number: int, turn: Turn) -> None:
+    """Each turn feeds its own question, and the cache holds the conversation."""
+    if turn.line.removesuffix(CTRL_C) not in turn.prompt or turn.prompt.count("Change") != 1:
+        broken(f"turn {number} fed another question than its own: {turn.prompt!r}")
+    if turn.cached != turn.known:
+        broken(f"turn {number}: the cache holds {turn.cached} tokens of a conversation of {turn.known}")
 
 
-def check_counts(session: Session) -> None:
+def check_counts(turn: Turn) -> None:
     """What is said of drafts is so."""
-    for turn in session.turns:
-        counts, forwards = turn.drafting, turn.stats.forwards
-        if counts is None or counts[1:3] != (turn.stats.drafted, turn.stats.accepted):
-            broken(f"{turn.line!r}: {counts} is said of {turn.stats}")
-        if f"{max(turn.tokens / forwards, 1):.2f}" != f"{counts.rate:.2f}":
-            broken(f"{turn.line!r}: {counts.rate} tokens for each pass is said of {turn.tokens} in {forwards} passes")
+    counts, forwards = turn.drafting, turn.stats.forwards
+    if counts is None or counts[1:3] != (turn.stats.drafted, turn.stats.accepted):
+        broken(f"{turn.line!r}: {counts} is said of {turn.stats}")
+    if f"{max(turn.tokens / forwards, 1):.2f}" != f"{counts.rate:.2f}":
+        broken(f"{turn.line!r}: {counts.rate} tokens for each pass is said of {turn.tokens} in {forwards} passes")
 
 
-def check_what_is_learned(session: Session, drafts: str) -> None:
+def check_what_is_learned(counts: list[Drafting], drafts: str) -> None:
     """Later turns draft from the answers before, and a new conversation drafts like the first one."""
-    counts = [turn.drafting for turn in session.turns if turn.drafting]
+    if drafts in ("", "gated"):
+        return
     first, later = counts[: len(EDITS)], counts[len(EDITS) :]
     if first != later:
         broken(f"other drafts after a reset: {first}, then {later}")
@@ -130,10 +122,6 @@ def check_what_is_learned(session: Session, drafts: str) -> None:
     # A draft model drafts as well from the first turn on.
     if worse and drafts != "a draft model":
         broken(f"later turns do not draft from the answers before: {first[0]}, then {worse}")
-
-
-def test_the_answers_are_edits() -> None:
-    assert [turn.text for turn in plain(FIXTURE, *LINES["two conversations"]).turns] == ANSWERS * 2
 
 
 PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
