@@ -19,7 +19,7 @@ from conformance.oracle.findings import broken, not_offered, not_shown
 from conformance.oracle.profiles import FULL
 
 SEARCH = settings(
-    max_examples=2000 if FULL else 80,
+    max_examples=2000 if FULL else 120,
     stateful_step_count=25 if FULL else 10,
     derandomize=not FULL,
     deadline=None,
@@ -131,6 +131,7 @@ class CacheMachine(Program, RuleBasedStateMachine):
         self.go_back(first)
         self.feed(self.state, n)
         self.go_back(second)
+        self.go_back(first)
 
     @allowed("snapshot rows")
     @rule()
