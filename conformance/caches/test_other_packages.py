@@ -22,19 +22,10 @@ class Foreign:
     def __init__(self, trimmable: bool = True) -> None:
         self._cache, self._trimmable = KVCache(), trimmable
 
-    @property
-    def offset(self) -> int:
-        return int(self._cache.offset)
-
-    @property
-    def state(self) -> Any:
-        return self._cache.state
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        return self._cache.update_and_fetch(keys, values)
-
-    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
-        return self._cache.make_mask(*args, **kwargs)
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("offset", "state", "update_and_fetch", "make_mask"):
+            raise AttributeError(name)
+        return getattr(self._cache, name)
 
     def is_trimmable(self) -> bool:
         return self._trimmable

@@ -1,1 +1,1 @@
-"""Every option of mlx_lm.generate, chat and server reaches the code that uses it."""
+"""Every option of drafting and of decoding reaches the code that uses it, in each command."""

@@ -58,35 +58,29 @@ def answer_of(printed: str) -> str:
     return (parts[1] if len(parts) > 1 else printed).strip()
 
 
-def answered(options: Sequence[str], fields: dict[str, Any], env: dict[str, str]) -> str:
-    """The answer of a server to one request."""
-    try:
-        with serve(*options, env=env) as server:
-            body = {"model": str(FIXTURE), "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, **fields}
-            answer = server.post(body, TEXT)
-    except ServerFailed as error:
-        broken(f"the server fails: {str(error).strip().splitlines()[-1]}")
-    if answer.status_code != 200:
-        broken(f"the server answers {answer.status_code}: {answer.text[:200]}")
-    return str(answer.json()["choices"][0]["text"])
-
-
 @cache
 def told(command: str, *options: str, **fields: Any) -> tuple[str, int]:
     """An answer, and how many blocks of drafts the model was fed for it."""
-    question = QUESTION.replace("\n", " ")
-    # The second answer is the first one again, whatever the first one was.
-    typed = f"{question}\n{question}\nq\n" if command == "chat" else ""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(Path(folder))
-        if command == "server":
-            text = answered(options, fields, env)
-        else:
-            text = answer_of(printed(command_line(command, options), typed, env=env))
-        return text, drafted(Path(folder))
+        if command != "server":
+            question = QUESTION.replace("\n", " ")
+            # The second answer is the first one again, whatever the first one was.
+            typed = f"{question}\n{question}\nq\n" if command == "chat" else ""
+            return answer_of(printed(command_line(command, options), typed, env=env)), drafted(Path(folder))
+        try:
+            with serve(*options, env=env) as server:
+                body = {"model": str(FIXTURE), "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, **fields}
+                answer = server.post(body, TEXT)
+        except ServerFailed as error:
+            broken(f"the server fails: {str(error).strip().splitlines()[-1]}")
+        if answer.status_code != 200:
+            broken(f"the server answers {answer.status_code}: {answer.text[:200]}")
+        return answer.json()["choices"][0]["text"], drafted(Path(folder))
 
 
 def check(command: str, options: Sequence[str], **fields: Any) -> None:
+    """With the options or fields the model is fed blocks, and the text is the same."""
     text, blocks = told(command, *options, **fields)
     what = " ".join(options) or str(fields)
     line = "" if command == "server" else shown(command_line(command, options))
@@ -99,7 +93,6 @@ def check(command: str, options: Sequence[str], **fields: Any) -> None:
 
 @pytest.mark.asked("C6 options")
 def test_options(command: str, adapter: Adapters, about: Callable[..., None]) -> None:
-    """With the options the model is fed blocks, and the text is the same."""
     about("fixture", "llama", "KVCache")
     options = adapter.commands.get(command)
     if not options:
@@ -109,7 +102,6 @@ def test_options(command: str, adapter: Adapters, about: Callable[..., None]) ->
 
 @pytest.mark.asked("C6 requests")
 def test_request(adapter: Adapters, about: Callable[..., None]) -> None:
-    """With the fields a server feeds blocks, and the text is the same."""
     about("fixture", "llama", "KVCache")
     if not adapter.request:
         not_offered("the adapter has nothing that turns drafting on in a request")

@@ -1,4 +1,4 @@
-"""Every option of every command reaches the code that uses it, and so does every field of a request.
+"""Every option of drafting and of decoding reaches the code that uses it, and so does every field of a request.
 
 The options are read from the parser of each command, the places that they must reach from options.toml. The commands
 run as for a user, up to what generates tokens. Options that contradict each other are an error before that.
@@ -20,24 +20,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlx_lm.draft import BlockCosts, DraftOptions, EditStrategy, NgramModTable, serving
 from mlx_lm.draft.arguments import add_draft_arguments
 from mlx_lm.draft.options import DRAFT_TYPES
 
 from conformance import FIXTURE
-from conformance.doors.commands import COMMANDS, Group, Record, by_name, module_of, options_of, run, run_batch
+from conformance.doors.commands import COMMANDS, Record, by_name, module_of, options_of, run, run_batch
 from conformance.oracle.findings import broken
 
 pytestmark = pytest.mark.contract("C6")
 TABLES = Path(__file__).with_name("options.toml")
 ROWS: dict[str, dict[str, Any]] = tomllib.loads(TABLES.read_text("utf-8"))
-CONTRADICTIONS, REQUEST = ROWS.pop("contradictions"), ROWS.pop("request")
-# Options that upstream's commands parse and ignore. An entry that no longer holds fails.
-DROPPED = {("generate", "--use-default-chat-template"): "main() does not read it in 0.32.1 and 0.32.2"}
+CONTRADICTIONS, REQUEST, ELSEWHERE = ROWS.pop("contradictions"), ROWS.pop("request"), ROWS.pop("elsewhere")
 # Commands without text generation may have options of the same name with another meaning.
 SHARED = re.compile("draft|ngram|lookup|gate")
-OPTIONS = [(command, option) for command in COMMANDS for option in options_of(command)]
+OPTIONS = [(command, option) for command in COMMANDS for option in options_of(command) if option not in ELSEWHERE]
 
 
 @dataclass(frozen=True)
@@ -47,18 +46,16 @@ class Case:
     value: Any
     body: dict[str, Any] | None = None
     then: dict[str, Any] | None = None
-    ranks: int = 1
-    template: bool = True
 
     def seen(self, command: str) -> Any:
         model = "" if "--model" in shlex.split(self.typed) else "--model m "
         bodies = [self.body or {}] + ([] if self.then is None else [self.then])
-        return recorded(command, model + self.typed, json.dumps(bodies), self.ranks, self.template).at(self.place)
+        return recorded(command, model + self.typed, json.dumps(bodies)).at(self.place)
 
 
 @cache
-def recorded(command: str, argv: str, bodies: str, ranks: int, template: bool) -> Record:
-    return run(command, shlex.split(argv), json.loads(bodies), ranks=ranks, template=template)
+def recorded(command: str, argv: str, bodies: str) -> Record:
+    return run(command, shlex.split(argv), json.loads(bodies))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,9 +106,7 @@ def check(command: str, about: str, rows: list[list[Any]]) -> None:
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_an_option_arrives(command: str, option: str) -> None:
     rows = [row for names, table in ROWS.items() if command in names.split(", ") for row in table.get(option, [])]
-    is_dropped = (command, option) in DROPPED
-    with pytest.raises(pytest.fail.Exception, match="drops") if is_dropped else contextlib.nullcontext():
-        check(command, option, rows)
+    check(command, option, rows)
 
 
 @pytest.mark.parametrize("field", [*serving.OPTIONS, "draft_model", "prediction"])
@@ -196,5 +191,5 @@ def test_an_argument_of_the_batch_arrives() -> None:
     asked = {name for _, name, _ in BATCH} | {"draft_costs", "draft_group"} | NO_ROW
     if new := {field.name for field in fields(DraftOptions)} - asked:
         broken(f"nothing says whether {', '.join(new)} reaches a row: add it to BATCH in {__file__}")
-    for given in ({"draft_costs": BlockCosts((1, 2), (1, 1.5))}, {"draft_group": Group(n=1)}):
+    for given in ({"draft_costs": BlockCosts((1, 2), (1, 1.5))}, {"draft_group": mx.distributed.init()}):
         assert run_batch(draft_type="auto", **given).calls["batch"][-1].items() >= given.items()
