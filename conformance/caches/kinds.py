@@ -7,31 +7,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlx_lm.models import cache as cache_module
 
 from conformance.caches import layers
-from conformance.caches.reference import Block, Reference, View, chunk, everything, window
+from conformance.caches.reference import Reference, View, chunk, everything, window
 
 # What the lines of a program may use.
 NAMES = {**vars(cache_module), **vars(layers)}
 # These hold every row, so they can drop any number of tokens.
 WHOLE = ("KVCache", "QuantizedKVCache", "ConcatenateKVCache", "BatchKVCache")
-
-
-@dataclass
-class World:
-    """The caches of a model, and the right content."""
-
-    caches: list[Any]
-    reference: Reference
-
-    def feed(self, block: Block) -> list[Any]:
-        """Feed a block. Returns what each token sees, which is right."""
-        tables = layers.feed(self.caches, *block)
-        assert not (wrong := self.reference.difference(tables, block)), wrong
-        return tables
 
 
 @dataclass(frozen=True)
@@ -51,9 +36,6 @@ class Kind:
 
     def reference(self, size: int, padding: list[int]) -> Reference:
         return Reference([view(size) for view in self.views], list(padding))
-
-    def world(self, size: int) -> World:
-        return World(eval(self.code.format(size=size), NAMES), self.reference(size, [0]))
 
 
 def whole(_: int) -> View:
@@ -93,7 +75,6 @@ KINDS = {
         "CacheList with ArraysCache",
     ),
 }
-SINGLE = {name: kind for name, kind in KINDS.items() if not kind.single}
 BATCHES = {name: kind for name, kind in KINDS.items() if kind.single}
 
 
