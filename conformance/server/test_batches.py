@@ -94,9 +94,11 @@ def test_each_row_is_as_alone(server: Inside, right: Right) -> None:
     rows = rows_of(right)
     # Otherwise a penalty would not show which tokens it sees.
     assert right(rows[0]).text != right(edit({})).text != right(rows[1]).text
-    for long in (FOREVER.but(draft={}), FOREVER):
-        with beside(server, long, right):
-            judge_all(rows, load(server, rows, len(rows)), right)
+    for n, row in enumerate(rows):
+        with beside(server, FOREVER if n else FOREVER.but(draft={}), right):
+            judge(row, send(server, row), right(row))
+    with beside(server, FOREVER, right):
+        judge_all(rows, load(server, rows, len(rows)), right)
 
 
 @pytest.mark.parametrize("draft", [{}, GATE_OFF], ids=["plain", "drafted"])
