@@ -19,7 +19,8 @@ import requests
 from conformance.doors.server.process import Body, Client, Inside, inside
 from conformance.doors.server.requests import Request, load
 from conformance.oracle.findings import broken
-from conformance.server.instruments import counters, wait_for_rest
+from conformance.oracle.recorder import fed
+from conformance.server.instruments import wait_for_rest
 from conformance.server.traffic import ENDLESS, GATE_OFF, SHORT, edit, mixed
 
 N = 1000 if os.environ.get("CONFORMANCE_PROFILE") == "full" else 40
@@ -75,13 +76,11 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     with inside("--prompt-cache-size", "1", "--draft-type", "ngram-mod", *files) as server:
         load(server, mixed(8) + kinds)
         memory, threads, streams = held(server)
-        before = counters(server)
-        with ThreadPoolExecutor(len(LEAVING)) as clients:
+        with ThreadPoolExecutor(len(LEAVING)) as clients, fed(server.generator.model_provider.model) as blocks:
             list(clients.map(lambda request: leave(server, request), LEAVING))
-        wait_for_rest(server)
-        counted = {name: n - before[name] for name, n in counters(server).items()}
-        if (n := counted["batch_rows"] + counted["completion_tokens"]) > LEFT * len(LEAVING):
-            broken(f"{n} tokens are decoded for {len(LEAVING)} clients that left")
+            wait_for_rest(server)
+        if (n := sum(blocks)) > LEFT * len(LEAVING):
+            broken(f"{n} tokens are fed for {len(LEAVING)} clients that left")
         answers = load(server, mixed(N) + kinds)
         assert [answer.status for answer in answers] == [200] * (N + 1) + [400, 404, 400, 200]
         for page in PAGES:

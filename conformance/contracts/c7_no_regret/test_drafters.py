@@ -14,7 +14,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_lm.draft import BlockCosts, EditStrategy, LearnedCosts, Proposal, SuffixStrategy, device_costs
 
@@ -105,6 +105,7 @@ turn = st.tuples(st.integers(0, 16), claims)
 
 @settings(deadline=None)
 @given(tables, st.lists(turn, min_size=1, max_size=12))
+@example(CPU, [(0, [1.0] * 9)])
 def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn]) -> None:
     answer = list(range(120))
     result, _ = decode(Lying(answer, turns), Request([0], answer), costs)
