@@ -63,6 +63,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The files that the options read."""
     with contextlib.chdir(tmp_path_factory.mktemp("files")):
         Path("image.bin").write_bytes(b"\xf7\xf8")
+        Path("schema.json").write_text("{}")
+        Path("form.lark").write_text('start: "a"')
         Path("reference.txt").write_text("def read(path, strict=True):\n")
         NgramModTable(4, vocab_size=1024).save("memory.bin")
         NgramModTable(4, vocab_size=7).save("foreign.bin")

@@ -25,6 +25,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import requests
+from mlx_lm import grammar
 from mlx_lm.draft import DraftOptions, DraftStats, NgramModTable
 from mlx_lm.utils import load
 
@@ -152,6 +153,7 @@ class Record:
             self.stubbed(DraftOptions, "with_strategy", lambda self, **_: self),
             self.stubbed(DraftOptions, "make_planner", lambda self, **_: SimpleNamespace(asked=self, stats=None)),
             self.stubbed(NgramModTable, "save", lambda **_: None),
+            self.stubbed(grammar, "compile_grammar", lambda **_: None),
             patch("builtins.input", lambda *_: next(queries)),
             # The server waits until its clients are told.
             patch.object(time, "sleep"),

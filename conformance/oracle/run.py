@@ -67,6 +67,27 @@ class Remembering:
         return logits
 
 
+class Pairs:
+    """Behind an even token comes the next one, behind an odd one any even token: it says what may and has to follow."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        self.last = int(tokens[-1].item())
+        ids = mx.arange(logits.shape[-1])
+        return mx.where(ids == self.last + 1 if self.last % 2 == 0 else ids % 2 == 0, logits, -mx.inf)
+
+    def allowed(self, tokens: list[int]) -> int:
+        pairs = zip([self.last, *tokens], tokens, strict=False)
+        right = [b == a + 1 if a % 2 == 0 else b % 2 == 0 for a, b in pairs]
+        return [*right, False].index(False)
+
+    def forced(self, tokens: list[int]) -> list[int]:
+        last = [self.last, *tokens][-1]
+        return [last + 1] if last % 2 == 0 else []
+
+
 PROCESSORS: dict[str, Callable[[], list[Any]]] = {
     "penalty": lambda: [penalty],
     "repetition": lambda: make_logits_processors(repetition_penalty=8.0, repetition_context_size=8),
@@ -89,7 +110,7 @@ class Case:
     length: int = 21
     end: str = "limit"
     n: int = N
-    # The keys of SAMPLERS and PROCESSORS; "" are the defaults of generation.
+    # The keys of SAMPLERS and PROCESSORS, or "pairs"; "" are the defaults of generation.
     sampler: str = ""
     processors: str = ""
     prefill: int = 2048
@@ -167,7 +188,9 @@ class Run:
         if case.sampler:
             found["sampler"] = self.witness.sample
         if case.processors or case.sampler:
-            made = PROCESSORS[case.processors]() if case.processors else []
+            made = PROCESSORS[case.processors]() if case.processors in PROCESSORS else []
+            if case.processors == "pairs":
+                made = [Pairs(case.prompt[-1])]
             # First and last: it sees the raw logits of a row, then the output of all processors.
             found["logits_processors"] = [self.witness.process, *made, self.witness.process]
         if case.end == "failure":

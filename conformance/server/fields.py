@@ -45,6 +45,8 @@ NUMBER: list[Any] = [True, False, *map(float, ("nan", "inf", "-inf")), 1e308, 10
 CONTENTS = [None, 3, "\ud800", [3], [{"type": "text"}]]
 PREDICTIONS = ["text", 3, [], {}, {"content": "text"}, {"type": "text", "content": "a"}]
 PREDICTIONS += [{"type": "content", "content": content} for content in CONTENTS]
+FORMATS: list[Any] = ["json_object", 3, {}, {"type": "xml"}, {"type": "json_schema"}]
+FORMATS += [{"type": "json_schema", "json_schema": {"schema": 3}}, {"type": "json_schema", "json_schema": {}}]
 PENALTIES = ("repetition", "presence", "frequency")
 
 # Each field that mlx_lm.server reads: what it may be, and what is refused.
@@ -76,6 +78,7 @@ FIELDS: dict[str, tuple[Values, list[Any]]] = {
     "ngram_size": (st.integers(1, 16), [*NUMBER, 0, -1, 10**9, 2.0, "3"]),
     "disable_adaptive_gate": (st.booleans(), [1, "true", []]),
     "draft_margin": (UNIT | st.just("auto"), [*NUMBER, -1, "small", []]),
+    "response_format": (st.sampled_from([{"type": "text"}, {"type": "json_object"}]), FORMATS),
     "prediction": (st.fixed_dictionaries({"type": st.just("content"), "content": CONTENT}), PREDICTIONS),
     "stream": (st.booleans(), [1, "true"]),
     "stream_options": (st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}), [3, []]),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from conformance import FIXTURE
@@ -71,6 +72,33 @@ def test_the_curl_of_the_document_changes_something(server: Inside) -> None:
     details = said["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0
     assert details["draft"]["forwards"] < said["usage"]["completion_tokens"]
+
+
+class Lamp(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: Literal["lamp", "chair"]
+    price: int = pydantic.Field(ge=0, le=999)
+
+
+@pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
+def test_a_form(server: Inside, client: openai.OpenAI, seed: dict[str, int]) -> None:
+    """The official client parses an answer into a class, and the text is the same with drafts."""
+    pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
+    answers = [
+        client.chat.completions.parse(
+            model="default_model",
+            messages=[{"role": "user", "content": "A lamp for 12."}],
+            max_tokens=60,
+            temperature=0,
+            response_format=Lamp,
+            extra_body=draft | seed,
+        )
+        for draft in ({}, GATE_OFF)
+    ]
+    plain, drafted = (answer.choices[0] for answer in answers)
+    assert plain.finish_reason == "stop", plain
+    assert isinstance(plain.message.parsed, Lamp), plain
+    assert drafted.message.content == plain.message.content
 
 
 # The prediction, whole and in parts.

@@ -153,6 +153,7 @@ def decode(
     gated: bool = True,
     learned: LearnedCosts | None = None,
     clock: Clock = float,
+    processors: Sequence[Any] = (),
 ) -> tuple[Result, list[list[int]]]:
     """Let the loop decode a known answer. Also returns the draft of each block.
 
@@ -171,6 +172,7 @@ def decode(
         # The last token is drawn and not fed.
         max_tokens=len(request.answer) - 1,
         sampler=lambda logprobs: mx.array([next(said)]),
+        logits_processors=list(processors),
         prefill_step_size=NO_LIMIT,
     )
     tokens = [token for token, _, _ in steps]

@@ -1,0 +1,153 @@
+"""Drafts follow a grammar, and the text is that of the same grammar without drafts: C4 and C5.
+
+A scripted processor meets each model and drafter; the one of mlx_lm.grammar has the fixture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm import stream_generate
+from mlx_lm.draft import DraftOptions
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.grammar import GrammarProcessor, compile_grammar
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+
+from conformance.adapters import Adapters
+from conformance.drafters import Scripted
+from conformance.oracle.compare import check
+from conformance.oracle.findings import broken
+from conformance.oracle.run import Case
+from conformance.subjects.decoded import VOCAB, Family
+
+NAME = {"type": "string", "maxLength": 12}
+ITEM = {"type": "object", "properties": {"name": NAME, "price": {"type": "number"}}, "required": ["name", "price"]}
+# Each with a text that the model has to continue.
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "any object": {"type": "object"},
+    "a choice": {"enum": ["left", "right", "straight on", "é", "日本"]},
+    "a record": ITEM | {"additionalProperties": False},
+    "a list": {"type": "array", "items": ITEM | {"additionalProperties": False}, "minItems": 2, "maxItems": 4},
+    "a tree": {"$defs": {"node": {"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}, "n": NAME}}}}
+    | {"$ref": "#/$defs/node"},
+    "kinds": {"anyOf": [ITEM, {"type": "null"}, {"type": "array", "items": {"type": "boolean"}}]},
+    "a pattern": {"type": "object", "properties": {"id": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}}}
+    | {"required": ["id"], "additionalProperties": False},
+}
+DRAFTS = ["edit", "suffix", "ngram-simple", "ngram-mod"]
+TEXT = (
+    'Write this as JSON: name is "lamp", price is 12.5; name is "chair", price is 30.\n[{"name": "lamp", "price": 12.5}'
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        plugin: Any = metafunc.config.pluginmanager.get_plugin("judging")
+        metafunc.parametrize("case", list(cases(plugin.families, list(plugin.adapters.drafters))), ids=str)
+
+
+def cases(families: list[Family], drafters: list[str]) -> Iterator[Case]:
+    for i, family in enumerate(families):
+        # The number of tokens that these draft is fixed.
+        for j, drafter in enumerate(name for name in drafters if not name.endswith(" right")):
+            if (i + j) % 3 == 0 or family.name == "llama":
+                yield Case(
+                    family, drafter, sampler=["", "temperature"][(i + j) % 2], processors="pairs", gated=j % 2 > 0
+                )
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_each_model_and_drafter(case: Case, adapter: Adapters) -> None:
+    check(case, adapter, "C5 processors")
+
+
+Model = tuple[Any, Any]
+needs_llguidance = pytest.mark.usefixtures("llguidance")
+
+
+@pytest.fixture
+def llguidance() -> Any:
+    return pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
+
+
+def kept(tokenizer: Any, schema: dict[str, Any]) -> GrammarProcessor:
+    return GrammarProcessor(tokenizer, compile_grammar("json_schema", schema))
+
+
+def answer(fixture: Model, processors: list[Any], draft: Any, sampler: Any = None, n: int = 80) -> list[Any]:
+    model, tokenizer = fixture
+    mx.random.seed(3)
+    options = {"draft": draft, "disable_adaptive_gate": draft is not None}
+    prompt = tokenizer.encode(TEXT)
+    steps = stream_generate(
+        model, tokenizer, prompt, max_tokens=n, logits_processors=processors, sampler=sampler, **options
+    )
+    return list(steps)
+
+
+@needs_llguidance
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_texts_of_a_schema(fixture: Model, name: str) -> None:
+    """The text of each drafter is that without drafts. It has the form, or ends by length."""
+    from jsonschema import validate
+
+    tokenizer, schema = fixture[1], SCHEMAS[name]
+    for sampler, penalty in ((None, 0.0), (make_sampler(1.0, top_p=0.95), 1.2)):
+        plain, *drafted = (
+            answer(
+                fixture, [kept(tokenizer, schema), *make_logits_processors(repetition_penalty=penalty)], draft, sampler
+            )
+            for draft in (None, *DRAFTS)
+        )
+        if plain[-1].finish_reason == "stop":
+            validate(json.loads(text(plain)), schema)
+        for draft, steps in zip(DRAFTS, drafted, strict=True):
+            if [step.token for step in steps] != [step.token for step in plain]:
+                broken(f"{name}: {draft} gives {text(steps)!r} instead of {text(plain)!r}")
+
+
+def text(steps: list[Any]) -> str:
+    return "".join(step.text for step in steps)
+
+
+@needs_llguidance
+@pytest.mark.contract("C4")
+def test_forced_text_is_drafted_right(fixture: Model) -> None:
+    """Nothing else drafts, and the names of a schema come once each."""
+    names = ["measurement", "temperature", "precipitation"]
+    schema: dict[str, Any] = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
+    schema |= {"required": names, "additionalProperties": False}
+    steps = answer(fixture, [kept(fixture[1], schema)], Scripted([], VOCAB), n=200)
+    assert json.loads(text(steps)).keys() == {*names}
+    drafted, n_accepted = steps[-1].draft.drafted, steps[-1].draft.accepted
+    assert n_accepted >= 2 * len(names), f"{n_accepted} of {len(steps)} tokens were drafted"
+    assert n_accepted > 0.9 * drafted, f"{n_accepted} of {drafted} drafted tokens were right"
+
+
+@needs_llguidance
+@pytest.mark.contract("C10")
+def test_rows_have_grammars_of_their_own(fixture: Model) -> None:
+    model, tokenizer = fixture
+    prompt, names = tokenizer.encode(TEXT), ["a record", "a choice", "a list"]
+    alone = [answer(fixture, [kept(tokenizer, SCHEMAS[name])], None, n=40) for name in names]
+    batch = BatchGenerator(model, max_tokens=40, stop_tokens=[[token] for token in tokenizer.eos_token_ids])
+    planners = [DraftOptions(d, disable_adaptive_gate=True).make_planner(model, ()) for d in ("edit", "suffix")] + [
+        None
+    ]
+    processors = [[kept(tokenizer, SCHEMAS[name])] for name in names]
+    uids = batch.insert([prompt] * 3, logits_processors=processors, planners=planners)
+    rows: dict[int, list[int]] = {uid: [] for uid in uids}
+    going_on = {*uids}
+    while going_on:
+        for response in batch.next()[1]:
+            rows[response.uid].append(response.token)
+            if response.finish_reason is not None:
+                going_on.remove(response.uid)
+    for name, uid, steps in zip(names, uids, alone, strict=True):
+        if rows[uid] != [step.token for step in steps]:
+            broken(f"{name}: a row gives {tokenizer.decode(rows[uid])!r} instead of {text(steps)!r}")
