@@ -70,22 +70,23 @@ class Remembering:
 class Pairs:
     """Behind an even token comes the next one, behind an odd one any even token: it says what may and has to follow."""
 
-    def __init__(self, last: int) -> None:
-        self.last = last
+    def __init__(self) -> None:
+        # It has no word on drafts before it has seen the prompt.
+        self.last: int | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.last = int(tokens[-1].item())
+        self.last = last = int(tokens[-1].item())
         ids = mx.arange(logits.shape[-1])
-        return mx.where(ids == self.last + 1 if self.last % 2 == 0 else ids % 2 == 0, logits, -mx.inf)
+        return mx.where(ids == last + 1 if last % 2 == 0 else ids % 2 == 0, logits, -mx.inf)
 
     def allowed(self, tokens: list[int]) -> int:
-        pairs = zip([self.last, *tokens], tokens, strict=False)
-        right = [b == a + 1 if a % 2 == 0 else b % 2 == 0 for a, b in pairs]
+        before = [self.last, *tokens]
+        right = [a is None or (b == a + 1 if a % 2 == 0 else b % 2 == 0) for a, b in zip(before, tokens, strict=False)]
         return [*right, False].index(False)
 
     def forced(self, tokens: list[int]) -> list[int]:
         last = [self.last, *tokens][-1]
-        return [last + 1] if last % 2 == 0 else []
+        return [] if last is None or last % 2 else [last + 1]
 
 
 PROCESSORS: dict[str, Callable[[], list[Any]]] = {
@@ -97,6 +98,8 @@ PROCESSORS: dict[str, Callable[[], list[Any]]] = {
     "shifting": lambda: [Shifting()],
     "remembering": lambda: [Remembering(), *make_logits_processors(repetition_penalty=1.1)],
 }
+# What keeps a text to a form, and says so to drafters.
+FORMS: dict[str, Callable[[], list[Any]]] = {"pairs": lambda: [Pairs()]}
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Case:
     length: int = 21
     end: str = "limit"
     n: int = N
-    # The keys of SAMPLERS and PROCESSORS, or "pairs"; "" are the defaults of generation.
+    # The keys of SAMPLERS, and of PROCESSORS or FORMS; "" are the defaults of generation.
     sampler: str = ""
     processors: str = ""
     prefill: int = 2048
@@ -188,9 +191,7 @@ class Run:
         if case.sampler:
             found["sampler"] = self.witness.sample
         if case.processors or case.sampler:
-            made = PROCESSORS[case.processors]() if case.processors in PROCESSORS else []
-            if case.processors == "pairs":
-                made = [Pairs(case.prompt[-1])]
+            made = (PROCESSORS | FORMS)[case.processors]() if case.processors else []
             # First and last: it sees the raw logits of a row, then the output of all processors.
             found["logits_processors"] = [self.witness.process, *made, self.witness.process]
         if case.end == "failure":
