@@ -144,9 +144,9 @@ def test_near_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     learned, begun = list[tuple[int, int]](), [0]
     begin, end = PassClock.begin, PassClock.fed
 
-    def note_begin(self: PassClock, drafted: bool) -> None:
+    def note_begin(self: PassClock, ahead: bool) -> None:
         begun[0] = len(blocks)
-        begin(self, drafted)
+        begin(self, ahead)
 
     def note_fed(self: PassClock, n_tokens: int) -> None:
         end(self, n_tokens)

@@ -14,11 +14,15 @@ from conformance.lab.bench.models import Cache, copied
 
 
 def block_seconds(model: Any, cache: Cache, lengths: Sequence[int], repeats: int, n_rows: int = 1) -> dict[int, float]:
-    """The median seconds of a block of each length, in ``n_rows`` rows. The lengths take turns."""
+    """The median seconds of a block of each length, in ``n_rows`` rows. The lengths take turns.
+
+    Each round has one more token before its blocks: CUDA prepares its attention for each length of the context anew.
+    """
     samples: dict[int, list[float]] = {length: [] for length in lengths}
     cache = copied(cache)
     trimmed = can_trim_prompt_cache(cache)
     for _ in range(repeats + 1):
+        mx.eval(model(mx.array([[1]] * n_rows), cache=cache))
         for length in lengths:
             used = cache if trimmed else copied(cache)
             tokens = mx.array([[1 + i % 7 for i in range(length)]] * n_rows)
