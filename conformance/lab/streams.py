@@ -69,7 +69,7 @@ def recorded(record: dict[str, object], prompt: Sequence[int], answer: Sequence[
 
 def load(what: str) -> list[Stream]:
     """The streams of "answers", "sampled" or "edits". Kinds stay together."""
-    _, records = read(FILES[what])
+    records = read(FILES[what])
     found = [recorded(one, one["prompt"], one["answer"]) for one in records]
     order = [*dict.fromkeys(one["kind"] for one in records), LOOPS]
     return sorted(found, key=lambda one: order.index(one.name))

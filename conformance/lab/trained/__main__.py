@@ -49,9 +49,9 @@ class Recorded(HeadDraftStrategy):
 def judged(work: str) -> Iterator[tuple[Stream, HeadDrafts]]:
     """The streams that the head was not trained on, each with its drafts. Answers that run into a loop are left out."""
     what, kinds = WORK[work]
-    found = (HeadDrafts(**one) for one in read(DRAFTS / f"{what}.jsonl.gz")[1])
+    found = (HeadDrafts(**one) for one in read(DRAFTS / f"{what}.jsonl.gz"))
     drafts = {(one.kind, one.source): one for one in found}
-    for one in read(FILES[what])[1]:
+    for one in read(FILES[what]):
         if is_judge(one["source"]) and (kinds is None or one["kind"] in kinds):
             of_one = drafts[one["kind"], one["source"]]
             made = recorded(one, one["prompt"], one["answer"][: len(of_one.tokens)])
