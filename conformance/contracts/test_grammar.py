@@ -6,7 +6,9 @@ A scripted processor meets each model and drafter; the one of mlx_lm.grammar has
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -36,6 +38,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "kinds": {"anyOf": [ITEM, {"type": "null"}, {"type": "array", "items": {"type": "boolean"}}]},
     "a pattern": {"type": "object", "properties": {"id": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}}}
     | {"required": ["id"], "additionalProperties": False},
+}
+# What others wrote. The file names its sources.
+PACKAGED: dict[str, Any] = json.loads((Path(__file__).parent / "schemas.json").read_text("utf-8"))
+PACKAGES = {
+    "JSON Schema test suite": PACKAGED["kept"],
+    "bfcl-eval": {one["id"]: one["function"]["parameters"] for one in PACKAGED["calls"]},
 }
 # The fixture does not end the others in so few tokens.
 ENDED = {"a choice", "a record", "kinds", "a pattern"}
@@ -117,6 +125,31 @@ def text(steps: list[Any]) -> str:
 
 
 @needs_llguidance
+@pytest.mark.contract("C5")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_schemas_of_packages(fixture: Model, package: str) -> None:
+    """Each drafted answer has the form of its schema, or ends by length."""
+    from jsonschema import Draft202012Validator
+
+    n_ended = 0
+    for name, schema in PACKAGES[package].items():
+        steps = answer(fixture, [kept(fixture[1], schema)], "edit", make_sampler(1.0, top_p=0.95))
+        if steps[-1].finish_reason == "stop":
+            if errors := [*Draft202012Validator(schema).iter_errors(json.loads(text(steps)))]:
+                broken(f"{name}: {text(steps)!r} is wrong: {errors[0].message}")
+            n_ended += 1
+    assert n_ended >= len(PACKAGES[package]) / 3, f"only {n_ended} answers have ended, so few were asked for the form"
+
+
+@needs_llguidance
+@pytest.mark.contract("C6")
+@pytest.mark.parametrize("keyword", PACKAGED["refused"])
+def test_a_keyword_that_is_refused(keyword: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(keyword)):
+        compile_grammar("json_schema", PACKAGED["refused"][keyword])
+
+
+@needs_llguidance
 @pytest.mark.contract("C4")
 def test_forced_text_is_drafted_right(fixture: Model) -> None:
     """Nothing else drafts, and the names of a schema come once each."""
@@ -151,3 +184,27 @@ def test_rows_have_grammars_of_their_own(fixture: Model) -> None:
     for name, uid, steps in zip(names, uids, alone, strict=True):
         if rows[uid] != [step.token for step in steps]:
             broken(f"{name}: a row gives {tokenizer.decode(rows[uid])!r} instead of {text(steps)!r}")
+
+
+def masked(logits: mx.array, words: Any) -> mx.array:
+    """What the kernel of outlines does on a GPU of Apple."""
+    bits = (mx.array(words).view(mx.uint8)[..., None] >> mx.arange(8, dtype=mx.uint8)) & 1
+    return mx.where(bits.reshape(1, -1)[:, : logits.shape[-1]] == 1, logits, -mx.inf)
+
+
+@pytest.mark.contract("C5")
+@pytest.mark.parametrize("name", ["a record", "a list"])
+def test_the_processor_of_outlines(fixture: Model, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing of drafts and has a state, so each token has to come to it once and in order."""
+    outlines = pytest.importorskip("outlines", reason="outlines is not installed: pip install outlines")
+    if not mx.metal.is_available():
+        monkeypatch.setattr(pytest.importorskip("outlines_core.kernels.mlx"), "apply_token_bitmask", masked)
+    backend = pytest.importorskip("outlines.backends.outlines_core").OutlinesCoreBackend(outlines.from_mlxlm(*fixture))
+    plain, *drafted = (
+        answer(fixture, [backend.get_json_schema_logits_processor(json.dumps(SCHEMAS[name]))], draft)
+        for draft in (None, *DRAFTS)
+    )
+    for draft, steps in zip(DRAFTS, drafted, strict=True):
+        if text(steps) != text(plain):
+            broken(f"{name}: {draft} gives {text(steps)!r} instead of {text(plain)!r}")
+    assert any(steps[-1].draft.accepted for steps in drafted), "no draft was taken"
