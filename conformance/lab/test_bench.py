@@ -24,8 +24,8 @@ def subject() -> Subject:
 def test_other_tokens_show_no_speed(subject: Subject, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_turns, repetition = cells.in_turns, iter(range(1000))
 
-    def wrong(decodings: Sequence[cells.Decoding]) -> list[cells.TimedRun]:
-        runs = in_turns(decodings)
+    def wrong(runs: Sequence[cells.Run]) -> Sequence[cells.Run]:
+        in_turns(runs)
         if next(repetition) == 2:
             runs[-1].tokens[-1] += 1
         return runs

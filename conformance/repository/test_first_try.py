@@ -14,15 +14,10 @@ import mlx_lm.chat
 import pytest
 
 from conformance import FIXTURE, ROOT
-from conformance.lab.demo import picture
 
 pytestmark = pytest.mark.selftest
 
 ASKED = ("conformance check", "conformance probe", "conformance report")
-
-
-# A picture has ids and places beside its text.
-TAGS = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -91,8 +86,3 @@ def test_an_error_is_one_sentence(run: list[str], says: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-S", *run], cwd=ROOT, capture_output=True, text=True)
     assert re.search(says, done.stderr), done.stderr
     assert (done.stderr.count("\n"), done.returncode) == (int(bool(done.stderr)), code)
-
-
-def test_the_picture_is_what_its_command_draws() -> None:
-    kept = (ROOT / "docs" / "drafts.svg").read_text("utf-8")
-    assert TAGS.sub("", picture.picture()) == TAGS.sub("", kept)

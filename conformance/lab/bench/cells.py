@@ -33,17 +33,6 @@ LEAST_REPEATS, REPEATS = 3, 5
 
 
 @dataclass
-class TimedRun:
-    tokens: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    stats: DraftStats | None = None
-
-    @property
-    def tps(self) -> float:
-        return len(self.tokens) / self.seconds
-
-
-@dataclass
 class Ready:
     """A processed prompt, and how to decode from there."""
 
@@ -59,29 +48,30 @@ class Ready:
         self.cache: Cache = self.subject.prefilled(self.prompt[:-2])
         self.model = Dictated(self.subject.model, self.text) if self.text else self.subject.model
 
-    def plain(self) -> Decoding:
-        return Decoding(self, generate_step, TimedRun())
+    def plain(self) -> Run:
+        return Run(self, generate_step)
 
-    def drafted(self, draft_type: str) -> Decoding:
+    def drafted(self, draft_type: str) -> Run:
         drafter = DraftOptions(draft_type).make_strategy(self.subject.model)
         drafter.observe(self.prompt[:-2])
-        run = TimedRun(stats=DraftStats())
-        options = {"draft_costs": self.subject.costs, "eos_token_ids": self.subject.eos, "stats": run.stats}
-        return Decoding(self, speculative_generate_step, run, draft_strategy=drafter, **options)
+        options = {"draft_costs": self.subject.costs, "eos_token_ids": self.subject.eos, "stats": DraftStats()}
+        return Run(self, speculative_generate_step, draft_strategy=drafter, **options)
 
 
-class Decoding:
-    """A run that is in progress."""
+class Run:
+    """One decode: its tokens, and the seconds of its turns."""
 
-    def __init__(self, ready: Ready, step: Any, run: TimedRun, **options: Any) -> None:
-        self.run, self.eos, self.most = run, ready.subject.eos, ready.tokens
+    def __init__(self, ready: Ready, step: Any, stats: DraftStats | None = None, **options: Any) -> None:
+        self.eos, self.most, self.stats, self.n = ready.subject.eos, ready.tokens, stats, TURN
+        self.tokens: list[int] = []
+        self.seconds, self.ended = 0.0, False
         options |= {"prompt_cache": copied(ready.cache), "prompt_progress_callback": self._progress}
-        self.n = TURN
+        if stats is not None:
+            options["stats"] = stats
         if ready.temperature:
             # Runs that sample share one source of random numbers, so each is decoded whole.
             options["sampler"], self.n = make_sampler(ready.temperature), self.most
         self.steps = step(mx.array(ready.prompt[-2:]), ready.model, max_tokens=self.most, **options)
-        self.ended = False
 
     def _progress(self, done: int, total: int) -> None:
         # The loop feeds the token before the last one alone, to learn the size of the vocabulary.
@@ -90,31 +80,30 @@ class Decoding:
 
     def turn(self) -> None:
         """Decode the tokens of one turn, and finish the step that was begun after them, unless they are the last."""
-        run = self.run
-        if not run.tokens:
+        if not self.tokens:
             mx.random.seed(SEED)
-        self._start, until = time.perf_counter(), len(run.tokens) + self.n
-        while len(run.tokens) < until and not self.ended:
+        self._start, until = time.perf_counter(), len(self.tokens) + self.n
+        while len(self.tokens) < until and not self.ended:
             token, *_ = next(self.steps)
             end = time.perf_counter()
-            run.tokens.append(token)
-            self.ended = token in self.eos or len(run.tokens) == self.most
+            self.tokens.append(token)
+            self.ended = token in self.eos or len(self.tokens) == self.most
         # Plain decoding has started its next step. Without this it would run in another run's turn.
         mx.synchronize(generation_stream)
-        run.seconds += (end if self.ended else time.perf_counter()) - self._start
+        self.seconds += (end if self.ended else time.perf_counter()) - self._start
 
 
-def in_turns(decodings: Sequence[Decoding]) -> list[TimedRun]:
+def in_turns(runs: Sequence[Run]) -> Sequence[Run]:
     """Decode all of them to the end, one turn after the other."""
     with ExitStack() as stack:
         # Plain decoding changes mlx's default stream until it ends. The first to change it must restore it last.
-        for decoding in decodings:
-            stack.enter_context(closing(decoding.steps))
-        while not all(decoding.ended for decoding in decodings):
-            for decoding in decodings:
-                if not decoding.ended:
-                    decoding.turn()
-    return [decoding.run for decoding in decodings]
+        for run in runs:
+            stack.enter_context(closing(run.steps))
+        while not all(run.ended for run in runs):
+            for run in runs:
+                if not run.ended:
+                    run.turn()
+    return runs
 
 
 def compared(ready: Ready, draft_types: Sequence[str], repeats: int) -> Iterator[Row]:
@@ -125,25 +114,19 @@ def compared(ready: Ready, draft_types: Sequence[str], repeats: int) -> Iterator
     yield from (row(plain, each) for each in drafted)
 
 
-def parity(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> bool:
-    """Whether all runs have the same tokens. Needs at least three runs of each kind."""
-    runs = [run.tokens for run in (*plain, *drafted)]
-    return min(len(plain), len(drafted)) >= LEAST_REPEATS and all(tokens == runs[0] for tokens in runs)
-
-
-def row(plain: Sequence[TimedRun], drafted: Sequence[TimedRun]) -> Row:
-    """No parity means no speed."""
-    stats = drafted[-1].stats
+def row(plain: Sequence[Run], drafted: Sequence[Run]) -> Row:
+    stats, tokens = drafted[-1].stats, plain[0].tokens
     assert stats is not None
     n_out = stats.forwards + stats.accepted
+    equal = len(plain) >= LEAST_REPEATS and all(run.tokens == tokens for run in (*plain, *drafted))
     return {
         "tokens": len(drafted[-1].tokens),
         "loop": loops(drafted[-1].tokens),
         "tokens_per_forward": n_out / stats.forwards,
         "fed_per_token": (stats.forwards + stats.drafted) / n_out,
         "acceptance": stats.accepted / stats.drafted if stats.drafted else None,
-        "plain_tps": statistics.median(run.tps for run in plain),
-        **spread([a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)], parity(plain, drafted)),
+        "plain_tps": statistics.median(len(run.tokens) / run.seconds for run in plain),
+        **spread([a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)], equal),
     }
 
 

@@ -63,8 +63,8 @@ def copied(cache: Cache) -> Cache:
     return copy
 
 
-def widened(hidden: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, Any]:
-    """The fixture with ``hidden`` neurons in each MLP, and its tokenizer.
+def larger(hidden: int = HIDDEN, weights: str = "bf16") -> Subject:
+    """The fixture with ``hidden`` neurons in each MLP.
 
     The new neurons are multiplied by zero: not a bit of what it computes changes, only the cost.
     """
@@ -78,14 +78,8 @@ def widened(hidden: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[Any, Any]:
             shape[axis] = hidden - shape[axis]
             more = mx.zeros(shape) if axis else 0.02 * mx.random.normal(shape, key=key)
             linear.weight = mx.concatenate([linear.weight, more.astype(linear.weight.dtype)], axis)
-    model.set_dtype(dtype)
+    model.set_dtype(DTYPES[weights])
     mx.eval(model.parameters())
-    return model, tokenizer
-
-
-def larger(hidden: int = HIDDEN, weights: str = "bf16") -> Subject:
-    """The fixture with a wider MLP. It computes the same bit for bit."""
-    model, tokenizer = widened(hidden, DTYPES[weights])
     count = sum(value.size for _, value in tree_flatten(model.parameters())) / 1e6
     return Subject(f"widened fixture, {count:.0f} M", weights, model, tokenizer)
 

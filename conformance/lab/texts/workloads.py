@@ -35,22 +35,15 @@ KEYWORDS = frozenset(
 )
 
 
-def standard_library() -> Iterator[tuple[str, str]]:
-    """The modules of this Python in ASCII: their path and text."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if not SKIPPED.intersection(name.parts) and not name.name.startswith("_sysconfigdata"):
-            text = path.read_text("utf-8", "replace")
-            if text.isascii():
-                yield name.as_posix(), text
-
-
 class Corpus:
     """Code and prose of the Python standard library: every 16th module, on which the fixture was not trained."""
 
     def __init__(self) -> None:
-        texts = [text for name, text in standard_library() if zlib.crc32(name.encode()) % 16 == 0]
+        root = Path(sysconfig.get_paths()["stdlib"])
+        names = [path.relative_to(root) for path in sorted(root.rglob("*.py"))]
+        names = [one for one in names if not SKIPPED.intersection(one.parts) and not one.name.startswith("_sysconfig")]
+        names = [one for one in names if zlib.crc32(one.as_posix().encode()) % 16 == 0]
+        texts = [text for one in names if (text := (root / one).read_text("utf-8", "replace")).isascii()]
         modules = ([line.rstrip().expandtabs(4) for line in text.splitlines()] for text in texts)
         self.code = [lines for lines in modules if len(lines) >= 40]
         self.prose = [text for module in texts for text in _docstrings(module)]
