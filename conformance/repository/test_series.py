@@ -93,7 +93,7 @@ def sizes() -> dict[str, tuple[int, int]]:
         "grammar": (code["grammar"], 380),
         "the tests of grammar": (tests["grammar"], 475),
         "conformance/ without lab/": (count(ROOT / "conformance") - lab, 16_200),
-        "conformance/lab/": (lab, 3_050),
+        "conformance/lab/": (lab, 3_060),
         "scripts/": (count(ROOT / "scripts"), 1_400),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
 
