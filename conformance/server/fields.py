@@ -47,6 +47,8 @@ PREDICTIONS = ["text", 3, [], {}, {"content": "text"}, {"type": "text", "content
 PREDICTIONS += [{"type": "content", "content": content} for content in CONTENTS]
 FORMATS: list[Any] = ["json_object", 3, {}, {"type": "xml"}, {"type": "json_schema"}]
 FORMATS += [{"type": "json_schema", "json_schema": {"schema": 3}}, {"type": "json_schema", "json_schema": {}}]
+# No request of the suite's rows has tools, so none may be required.
+CHOICES: list[Any] = ["any", "required", 3, [], {}, {"type": "function", "function": {"name": "f"}}]
 PENALTIES = ("repetition", "presence", "frequency")
 
 # Each field that mlx_lm.server reads: what it may be, and what is refused.
@@ -89,12 +91,13 @@ FIELDS: dict[str, tuple[Values, list[Any]]] = {
     "draft_model": (st.just("default_model"), [3, []]),
     "adapters": (st.none(), [3, []]),
     "tools": (st.lists(CALL, max_size=2), []),
+    "tool_choice": (st.sampled_from(["auto", "none", "required"]), CHOICES),
     "role_mapping": (st.dictionaries(ROLES, st.text(max_size=8), max_size=2), []),
     "chat_template_kwargs": (st.dictionaries(TEMPLATE | TEXTS, JUNK, max_size=2), [3, [], {"padding": 1}]),
     "n": (st.integers(1, 2), [*NUMBER, 2, 0]),
 }
 # Fields that only the other endpoint has.
-ONLY = {"messages": CHAT, "prompt": TEXT}
+ONLY = {"messages": CHAT, "tool_choice": CHAT, "prompt": TEXT}
 REQUIRED = ("messages", "prompt", "max_tokens")
 
 

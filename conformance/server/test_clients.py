@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -20,9 +22,13 @@ from conformance.server.traffic import ASK, CODE, EDITED, GATE_OFF, SHORT
 from conformance.subjects.prompts import fenced
 
 
+def client_of(server: Inside) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
+
+
 @pytest.fixture
 def client(server: Inside) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
+    return client_of(server)
 
 
 @pytest.mark.parametrize(("fields", "status"), [({"temperature": -1}, 400), ({"model": "nowhere/nothing"}, 404)])
@@ -99,6 +105,38 @@ def test_a_form(server: Inside, client: openai.OpenAI, seed: dict[str, int]) -> 
     assert plain.finish_reason == "stop", plain
     assert isinstance(plain.message.parsed, Lamp), plain
     assert drafted.message.content == plain.message.content
+
+
+class Sofa(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    seats: Literal[2, 3]
+
+
+@pytest.mark.parametrize("named", [None, Lamp, Sofa])
+def test_a_required_call(tmp_path: Path, named: type[pydantic.BaseModel] | None) -> None:
+    """The official client parses the one call into the class of its tool, batched and alone, also with drafts."""
+    pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
+    model = shutil.copytree(FIXTURE, tmp_path / "model")
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tool_parser_type": "json_tools"}))
+    choice: Any = {"type": "function", "function": {"name": named.__name__}} if named else "required"
+    calls = []
+    with inside(model=model) as server:
+        for fields in ({}, GATE_OFF, {"seed": 1}, GATE_OFF | {"seed": 1}):
+            answer = client_of(server).chat.completions.parse(
+                model="default_model",
+                messages=[{"role": "user", "content": "A lamp for 12."}],
+                max_tokens=120,
+                temperature=0,
+                tools=[openai.pydantic_function_tool(tool) for tool in (Lamp, Sofa)],
+                tool_choice=choice,
+                extra_body=fields,
+            )
+            assert answer.choices[0].finish_reason == "tool_calls", answer
+            (call,) = answer.choices[0].message.tool_calls or []
+            assert isinstance(call.function.parsed_arguments, named or (Lamp, Sofa)), call
+            calls.append((call.function.name, call.function.arguments))
+    assert calls == calls[:1] * 4
 
 
 # The prediction, whole and in parts.
