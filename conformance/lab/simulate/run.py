@@ -107,7 +107,7 @@ class KnownVocabulary(Planner):
 
     vocab_size = property(lambda self: VOCAB, lambda self, n: None)
 
-    def learn(self, n_tokens: int, seconds: float) -> None:
+    def learn(self, n_tokens: int, seconds: float, ahead: bool = False) -> None:
         pass
 
 
