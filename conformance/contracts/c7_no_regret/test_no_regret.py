@@ -129,7 +129,7 @@ def test_rows_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PassClock, "read", note)
     monkeypatch.setattr(PromptProcessingBatch, "generate", join)
-    monkeypatch.setattr(LearnedCosts, "learn", lambda _, n, __: learned.append((n, reads[-1])))
+    monkeypatch.setattr(LearnedCosts, "learn", lambda _, n, *__: learned.append((n, reads[-1])))
     generator = BatchGenerator(model_of("llama").model, draft_costs=LearnedCosts(COSTS))
     for row in (9, 10, 11):
         generator.insert([prompt_of(row)], [N], planners=[Planner(right(row), 4, DraftStats())])
