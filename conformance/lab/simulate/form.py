@@ -3,7 +3,7 @@
 python -m conformance.lab.simulate.form    # needs llguidance, and the tokenizer of scripts/model.sh
 
 Each answer is decoded with the grammar of its table, without what it says of drafts and with it. The speed is the cost
-of plain decoding divided by that of the blocks, with the block costs of three devices.
+of plain decoding divided by that of the blocks, with the block costs of three devices, of all answers and of the worst.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def rows(streams: list[Stream], tokenizer: Any) -> Iterator[list[str]]:
                     made = GrammarProcessor(tokenizer, compile_grammar("lark", layout(found)))
                     kept = [wrap(made) if wrap else made]
                     row.add(stream, decode(EditStrategy(), request, costs, processors=kept)[0])
-                speeds.append(f"{row.by_name[KIND].speed:.2f} (worst {row.worst:.2f})")
+                speeds.append(f"{row.by_name[KIND].speed:.2f} (worst {row.worst:.2f}: {row.worst_name})")
             yield [f"{layout.__name__} layout, drafts {label}", *speeds]
 
 
