@@ -84,14 +84,14 @@ def sizes() -> dict[str, tuple[int, int]]:
     apart = {"prefixes", "grammar"}
     lab = count(ROOT / "conformance" / "lab")
     return {
-        "the series": (sum(code[stage] for stage in order() if stage not in apart), 5975),
+        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6035),
         "the series up to core": (sum(code[stage] for stage in to_core), 2041),
-        "mlx_lm/draft": (count(checkout() / "mlx_lm" / "draft"), 3540),
-        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5535),
+        "mlx_lm/draft": (count(checkout() / "mlx_lm" / "draft"), 3595),
+        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5600),
         "prefixes": (code["prefixes"], 413),
         "the tests of prefixes": (tests["prefixes"], 502),
-        "grammar": (code["grammar"], 380),
-        "the tests of grammar": (tests["grammar"], 475),
+        "grammar": (code["grammar"], 440),
+        "the tests of grammar": (tests["grammar"], 575),
         "conformance/ without lab/": (count(ROOT / "conformance") - lab, 16_200),
         "conformance/lab/": (lab, 3_060),
         "scripts/": (count(ROOT / "scripts"), 1_400),
