@@ -135,7 +135,7 @@ class Answering:
         self.spent += cost
         self.ahead += isinstance(token, mx.array)
         if self.learned is not None:
-            self.learned.learn(self.block_length, self.clock(cost))
+            self.learned.learn(self.block_length, self.clock(cost), ahead=isinstance(token, mx.array))
         return mx.zeros((self.block_length, 1))
 
     def accept(self, n_accepted: int) -> None:
