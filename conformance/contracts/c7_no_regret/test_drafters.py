@@ -146,9 +146,7 @@ def test_costs_are_learned_by_the_second_response(device: str, factor: float) ->
     table = device_costs(device)
     truth = BlockCosts(table.lengths, [1 + factor * (cost - 1) for cost in table.costs])
     known, *responses = Result(), Result(), Result()
-    # The shorter a response is, the less it learns.
-    names = ("rename", "chat", "echo", "json", "code", "prose", "ambiguous")
-    for stream in (stream for stream in recorded(*names) if stream.size == min(SMALL)):
+    for stream in recorded("rename", "chat", "echo", "json", "code", "prose", "ambiguous"):
         request, learned = stream.requests[0], LearnedCosts(table)
         seconds = clock(f"{stream.name} {stream.size} {stream.seed}")
         known += decode(SuffixStrategy(), request, truth)[0]
