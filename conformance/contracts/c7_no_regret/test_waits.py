@@ -14,7 +14,8 @@ WAIT, SLOWEST = 0.3, 0.94
 def costs() -> LearnedCosts:
     """Those of a device on which a wait was seen to cost so much."""
     learned = LearnedCosts(device_costs("cuda"))
-    for _ in range(3):
+    # The first one counts for nothing.
+    for _ in range(4):
         learned.learn(1, 1.0, ahead=True)
         learned.learn(1, 1.0 + WAIT)
     return learned
