@@ -162,12 +162,14 @@ def test_a_fault_that_only_the_base_shows_is_found(fault: Fault, tmp_path: Path)
 @pytest.mark.parametrize(("interface", "name"), [*SAMPLE, *(FOUND if FULL else [])])
 def test_a_fault_behind_another_interface_is_found(interface: str, name: str, tmp_path: Path) -> None:
     """Through the shipped adapter that fits, or through that of the tree. Without the fault the test passes."""
-    source, adapter = unpack(commits()[-1], tmp_path / "source"), tmp_path / "other_names.py"
+    adapter = tmp_path / "other_names.py"
     adapter.write_text(ADAPTER)
     drafter, _ = INTERFACES[interface]
     # Words of -k have no spaces.
     fault = replace(FAULTS[name], red=FAULTS[name].red.replace("scripted", drafter.split()[0]))
     for planted, outcome in ((None, HOLDS), (fault, BROKEN)):
+        # A tree shares its files with its source, and renames in both.
+        source = unpack(commits()[-1], tmp_path / f"source {outcome}")
         tree = published(source, tmp_path / f"tree {outcome}", interface, planted)
         own = [str(adapter)] if interface == "other names" else []
         found = {one.outcome: one.said for one in asked(tree, tmp_path, fault.red, *own).values()}
