@@ -138,6 +138,9 @@ class Adapters:
         self.name = " and ".join(map(name_of, self._all))
         # Whether all contracts hold for the tree, to the letter.
         self.is_series = "series" in map(name_of, self._all)
+        if not self.is_series:
+            # The place of a drafter decides which cases it gets: those of a draft model are to be those of the base.
+            self.drafters = dict(sorted(self.drafters.items(), key=lambda one: one[0] not in DRAFT_MODELS))
 
     def __contains__(self, name: str) -> bool:
         return any(hasattr(one, name) for one in self._all)
