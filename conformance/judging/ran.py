@@ -28,9 +28,9 @@ class File:
 
 
 def changed_files(base: Path, tree: Path) -> list[str]:
-    """The files of a package that are not as on the base, by their path in it."""
-    names = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*.py") if path.name != "_version.py")
-    return [name for name in names if lines_of(base / name) != lines_of(tree / name)]
+    """The files of a package that are not as on the base, or that only one of them has, by their path in it."""
+    both = {path.relative_to(one).as_posix() for one in (base, tree) for path in one.rglob("*.py")}
+    return [name for name in sorted(both - {"_version.py"}) if lines_of(base / name) != lines_of(tree / name)]
 
 
 def lines_of(file: Path) -> list[str] | None:
@@ -78,7 +78,7 @@ def uncalled(functions: dict[str, dict[str, Any]], lines: set[int]) -> list[str]
 def sentence(files: list[File]) -> str:
     """The first line of the screen: how much of the change ran, and the functions that never did, loops first."""
     if not files:
-        return "No line of code is changed."
+        return "No line of code is new or changed."
     changed, ran = sum(file.changed for file in files), sum(file.ran for file in files)
     where = files[0].name if len(files) == 1 else f"{len(files)} files"
     never = [f"`{name}` of {file.name}" for file in files for name in file.loops]

@@ -153,6 +153,8 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
     said = "never called: `h` of a.py, `g` of a.py, `C.__call__` of b.py."
     assert sentence(found) == f"Of 9 changed lines of 2 files 2 ran; {said}"
     assert changed_files(new, new) == []
+    (new / "a.py").unlink()
+    assert changed_files(old, new) == ["a.py", "b.py"], "a file that went is a change"
 
 
 ASKED = """
