@@ -18,7 +18,7 @@ from environments import Environment, base_of, environment
 from pin import ROOT, Refused, ended
 
 sys.path.insert(0, str(ROOT))
-from conformance.judging.difference import differences
+from conformance.judging.difference import STOPPED, differences
 from conformance.judging.ran import changed_files, looked_at
 from conformance.judging.results import NOT_FINISHED, PARTS, asked_files
 from conformance.judging.run import LIMIT, NotAsked, Run
@@ -100,7 +100,8 @@ def unasked(test: str) -> bool:
 def status(judged: Judgement) -> int:
     if judged.bad:
         return 1
-    left_out = any(one.outcome == NOT_FINISHED or unasked(test) for test, one in judged.tree.items())
+    left_out = any(group.kind == STOPPED for group in judged.groups)
+    left_out |= any(one.outcome == NOT_FINISHED or unasked(test) for test, one in judged.tree.items())
     return COULD_NOT if left_out or any(file.loops or file.others for file in judged.files) else 0
 
 

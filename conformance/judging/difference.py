@@ -33,6 +33,9 @@ def kind_of(was: Result, now: Result) -> str | None:
     """What became of a test. A promise of ours that never held is told, and is no fault."""
     if now.outcome == NOT_FINISHED:
         return None if was.outcome == NOT_FINISHED else STOPPED
+    if was.outcome == NOT_FINISHED and now.outcome == BROKEN:
+        now.said += " (on the base it was stopped)"
+        return STOPPED
     if was.outcome == now.outcome:
         return {BROKEN: of_cases, HOLDS: of_plain}[now.outcome](was, now) if now.outcome in (BROKEN, HOLDS) else None
     if now.outcome == BROKEN:

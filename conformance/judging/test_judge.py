@@ -76,6 +76,8 @@ BOTH = trim(BROKEN, a="off by 0.1", b="lost")
         (trim(HOLDS), trim(NOT_SHOWN), [GONE], "NO LONGER: C2 trim.", 1),
         (trim(BROKEN), trim(NOT_SHOWN), [CHANGED], "Nothing broke.", 0),
         (trim(HOLDS), trim(NOT_FINISHED), [STOPPED], "NOT FINISHED: 1 tests", 2),
+        (trim(NOT_FINISHED), trim(BROKEN), [STOPPED], "NOT FINISHED: 1 tests", 2),
+        (trim(NOT_FINISHED), trim(HOLDS), [], "Nothing differs.", 0),
         # A promise of ours that never held is told.
         ({}, trim(BROKEN, promised=False), [NOT_KEPT], "Nothing broke.", 0),
         (trim(HOLDS), trim(BROKEN, promised=False), [BROKE], "BROKEN: C2 trim.", 1),
