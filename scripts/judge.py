@@ -72,10 +72,11 @@ def judge(args: argparse.Namespace) -> int:
         parts = [part for part in PARTS if part in args.only] if args.only else list(PARTS)
         parts = parts if args.only or args.all or args.adapter else touched or parts
         try:
-            print(f"asking {base_name}: {', '.join(parts)}", flush=True)
-            right = base.ask_once(asked_files(parts), base_at.folder / "asked")
-            print(f"asking {args.tree}", flush=True)
+            # The tree first: it may not be importable.
+            print(f"asking {args.tree}: {', '.join(parts)}", flush=True)
             found = tree.ask(asked_files(parts), coverage=True)
+            print(f"asking {base_name}", flush=True)
+            right = base.ask_once(asked_files(parts), base_at.folder / "asked")
         except NotAsked as error:
             raise Refused(f"it could not be asked: {error}") from error
         # Of a part that is asked alone, what it is about.
