@@ -6,7 +6,6 @@ python -m conformance check --model conformance/fixture
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -117,37 +116,32 @@ def drafted(model: Any, task: Task, strategy: Any, **options: Any) -> Recording:
 
 def examine(model: Any, name: str, task: Task, strategy: Callable[[], Any], say: Say, **options: Any) -> Report:
     """Decode one prompt in all ways."""
-    texts = list[list[int]]()
+    say("plain")
     try:
-        say("plain 1")
-        first = plain(model, task)
-        report = Report(name, len(task.prompt), first.tokens)
-        texts.append(first.tokens)
-        for number in range(2, RUNS + 1):
-            say(f"plain {number}")
-            run = plain(model, task)
-            texts.append(run.tokens)
-            pairs = enumerate(zip(run.tokens, first.tokens, strict=False))
-            same = next((i for i, (x, y) in pairs if x != y), min(len(run.tokens), len(first.tokens)))
-            report.plain_differ += [same] * (run.tokens != first.tokens)
-            # The row at which they part is of the same text.
-            report.floor = max([report.floor, *gaps(run.rows[: same + 1], first.rows[: same + 1])])
+        first, *others = [plain(model, task) for _ in range(RUNS)]
     except Exception as error:
         raise Unusable(CANNOT.format(said=first_line(error))) from error
+    report = Report(name, len(task.prompt), first.tokens)
+    for run in others:
+        pairs = enumerate(zip(run.tokens, first.tokens, strict=False))
+        same = next((i for i, (x, y) in pairs if x != y), min(len(run.tokens), len(first.tokens)))
+        report.plain_differ += [same] * (run.tokens != first.tokens)
+        # The row at which they part is of the same text.
+        report.floor = max([report.floor, *gaps(run.rows[: same + 1], first.rows[: same + 1])])
+    # Drafts that are wrong at each place in turn, whatever the text is like.
+    text = [*task.prompt, *first.tokens]
+    scripted = {"num_draft_tokens": SCRIPTED, "draft_margin": options["draft_margin"]}
     known: list[tuple[Recording, Verdict]] = []
     for what in (*(f"drafted {number}" for number in range(1, RUNS + 1)), DEPTHS):
         say(what)
         try:
             if what == DEPTHS:
-                # Whatever the text is like: drafts that are wrong at each place in turn.
-                text = [*task.prompt, *first.tokens]
-                whole = {"num_draft_tokens": SCRIPTED, "draft_margin": options["draft_margin"]}
-                run = drafted(model, task, Scripted(text, max(text) + 1), **whole)
+                run = drafted(model, task, Scripted(text, max(text) + 1), **scripted)
             else:
                 run = drafted(model, task, strategy(), **options)
         except Exception as error:
             why = f"drafting raises {first_line(error)}, and plain decoding does not"
-            report.verdicts[what] = Verdict(FAULT, False, 0.0, math.inf, position=0, why=why)
+            report.verdicts[what] = Verdict(FAULT, False, 0.0, position=0, why=why)
             continue
         say(f"{what}: clean replays")
         # Runs that are the same share a verdict.
@@ -155,8 +149,8 @@ def examine(model: Any, name: str, task: Task, strategy: Callable[[], Any], say:
         report.verdicts[what] = verdict = verdict or judge(model, task, run, first, report.floor)
         known.append((run, verdict))
         if what != DEPTHS:
-            report.pairs += len(texts)
-            report.equal += texts.count(run.tokens)
+            report.pairs += RUNS
+            report.equal += [one.tokens for one in (first, *others)].count(run.tokens)
             report.tokens_a_forward = len(run.tokens) / max(run.stats.forwards, 1)
             report.strategy, report.reason = run.stats.strategy, run.stats.reason
     return report
@@ -206,14 +200,6 @@ def advice(reports: list[Report], code: int) -> list[str]:
     return [*said, ADVICE[code]] if not said or {report.kind for report in reports} != {EXACT} else said
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    found = asdict(report)
-    for verdict in found["verdicts"].values():
-        # JSON has no number for that.
-        verdict["ratio"] = verdict["ratio"] if math.isfinite(verdict["ratio"]) else None
-    return {**found, "verdict": report.kind}
-
-
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
     """Examine every prompt, print what was found, and return it."""
     prompts, reports = args.prompts or built_in(), list[Report]()
@@ -234,5 +220,6 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
     code = max(report.code for report in reports)
     print("", *advice(reports, code), sep="\n")
     table = {} if costs is None else dict(zip(costs.lengths, costs.costs, strict=True))
+    found = [asdict(report) | {"verdict": report.kind} for report in reports]
     about = {"draft_type": args.draft_type, "num_draft_tokens": args.num_draft_tokens, "margin": args.draft_margin}
-    return {**about, "costs": table, "prompts": list(map(as_json, reports)), "exit": code}
+    return {**about, "costs": table, "prompts": found, "exit": code}

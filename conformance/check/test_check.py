@@ -61,55 +61,50 @@ def asked(
     return ask
 
 
-def test_exact(asked: Any) -> None:
-    code, text, found = asked("check")
-    assert code == 0
-    assert "9 of 9 have the same tokens, bit for bit" in text
-    assert text.endswith(check.ADVICE[0] + "\n")
-    for prompt in found["prompts"]:
-        assert (prompt["equal"], prompt["pairs"], prompt["verdict"]) == (9, 9, "exact")
-        assert set(prompt["verdicts"]) == {"drafted 1", "drafted 2", "drafted 3", "every depth"}
+def one_short(cache: KVCache, n: int, right: Any = KVCache.trim) -> Any:
+    return right(cache, max(n - 1, 0))
 
 
-def test_near_ties(asked: Any) -> None:
-    code, text, found = asked("check", lambda model: OfAnotherKernel(model, 4.0), text=PROSE)
-    assert code == 1
-    assert "near tie at token" in text
-    assert "FAULT" not in text
-    ties = [tie for p in found["prompts"] for v in p["verdicts"].values() for tie in v["near_ties"]]
-    assert ties
-    assert all(tie["single"] != tie["drafted"] and tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
+def refuse(cache: KVCache, n: int) -> int:
+    raise RuntimeError("no rows are left\nin the cache")
 
 
-# A margin, and the noise that it covers: half of the margin, or some steps of the type of the logits.
-@pytest.mark.parametrize(("margin", "off"), [("8", 4.0), ("auto", 0.01)])
-def test_a_margin_makes_them_exact(asked: Any, margin: str, off: float) -> None:
-    code, _, found = asked("check", lambda model: OfAnotherKernel(model, off), "--draft-margin", margin, text=PROSE)
-    assert code == 0
-    assert all(prompt["equal"] == 9 for prompt in found["prompts"])
+def off_by(bound: float) -> Callable[[Any], Any]:
+    return lambda model: OfAnotherKernel(model, bound)
 
 
-@pytest.mark.parametrize("off", [0.0, 0.05])
-def test_a_fault(asked: Any, off: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = KVCache.trim
-    monkeypatch.setattr(KVCache, "trim", lambda cache, n: right(cache, max(n - 1, 0)))
-    code, text, found = asked("check", lambda model: OfAnotherKernel(model, off))
-    assert code == 2
-    assert "FAULT at token" in text
-    assert text.endswith(check.ADVICE[2] + "\n")
-    assert {prompt["verdict"] for prompt in found["prompts"]} == {"fault"}
+RAISES = "FAULT at token 0: drafting raises RuntimeError: no rows are left, and plain decoding does not"
 
 
-def test_a_rollback_that_raises_is_a_fault(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(cache: KVCache, n: int) -> int:
-        raise RuntimeError("no rows are left\nin the cache")
-
-    monkeypatch.setattr(KVCache, "trim", refuse)
-    code, text, found = asked("check")
-    assert code == 2
-    assert "FAULT at token 0: drafting raises RuntimeError: no rows are left, and plain decoding does not" in text
-    assert "Traceback" not in text
-    assert {prompt["verdict"] for prompt in found["prompts"]} == {"fault"}
+# A margin covers the noise of half of it, or some steps of the type of the logits.
+@pytest.mark.parametrize(
+    ("wrap", "trim", "options", "code", "says"),
+    [
+        (off_by(0), None, [], 0, "9 of 9 have the same tokens, bit for bit"),
+        (off_by(4), None, [], 1, "near tie at token"),
+        (off_by(4), None, ["--draft-margin", "8"], 0, "9 of 9 have the same tokens"),
+        (off_by(0.01), None, ["--draft-margin", "auto"], 0, "9 of 9 have the same tokens"),
+        (off_by(0), one_short, [], 2, "FAULT at token"),
+        (off_by(0.05), one_short, [], 2, "FAULT at token"),
+        (off_by(0), refuse, [], 2, RAISES),
+        (lambda model: Unsteady(model, 2), None, [], 1, "two plain runs differ at token"),
+    ],
+)
+def test_check(asked: Any, monkeypatch: Any, wrap: Any, trim: Any, options: list[str], code: int, says: str) -> None:
+    if trim is not None:
+        monkeypatch.setattr(KVCache, "trim", trim)
+    status, text, found = asked("check", wrap, *options, text=PROMPT if trim else PROSE)
+    (prompt,) = found["prompts"]
+    assert status == code
+    assert says in text
+    assert ("FAULT" in text) == (prompt["verdict"] == "fault") == (code == 2)
+    assert (check.UNSTEADY in text) == bool(prompt["plain_differ"]) == ("two plain" in says)
+    assert text.endswith((f"{check.ADVICE[code]}\n", f"{check.UNSTEADY}\n"))
+    assert [*prompt["verdicts"]] == ["drafted 1", "drafted 2", "drafted 3", "every depth"]
+    ties = [tie for verdict in prompt["verdicts"].values() for tie in verdict["near_ties"]]
+    # Where single steps have noise too, any token may be a tie.
+    assert prompt["plain_differ"] or all(tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
+    assert all(tie["single"] != tie["drafted"] for tie in ties)
 
 
 def test_a_model_that_the_device_cannot_run_gets_a_sentence(
@@ -123,15 +118,6 @@ def test_a_model_that_the_device_cannot_run_gets_a_sentence(
     said = capsys.readouterr().err
     assert "Plain decoding fails, with nothing drafted: RuntimeError: [GatherMM" in said
     assert "does not run on this device as it is" in said
-
-
-def test_a_model_that_does_not_repeat_itself(asked: Any) -> None:
-    code, text, found = asked("check", lambda model: Unsteady(model, 2.0), text=PROSE)
-    assert code == 1
-    assert "two plain runs differ at token" in text
-    assert check.UNSTEADY in text
-    assert "FAULT" not in text
-    assert any(prompt["plain_differ"] for prompt in found["prompts"])
 
 
 @pytest.mark.parametrize(

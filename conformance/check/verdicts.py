@@ -65,8 +65,6 @@ class Verdict:
     # Whether all log probabilities are those of single steps, bit for bit.
     bits: bool
     noise: float
-    # How far a row is from the nearest clean replay, in noises: the largest one.
-    ratio: float
     near_ties: list[Divergence] = field(default_factory=list)
     # The first position that shows a fault (the number of tokens if only the cache that is left does), and how.
     position: int | None = None
@@ -136,11 +134,11 @@ def judge(model: Any, task: Task, run: Recording, plain: Recording, floor: float
     if found:
         # No noise explains these.
         position, why = min(found)
-        return Verdict(FAULT, False, floor, math.inf, position=position, why=why)
+        return Verdict(FAULT, False, floor, position=position, why=why)
     clean = clean_replays(model, task, run, single, floor)
     found += faults_of_rows(model, task, run, clean)
     bits = not any(gaps(rows_of(run), rows_of(single)))
-    verdict = Verdict(EXACT, bits, clean.noise, max(map(clean.in_noises, range(len(clean.distances))), default=0.0))
+    verdict = Verdict(EXACT, bits, clean.noise)
     for i, (token, best) in enumerate(zip(run.tokens, best_of(single.rows), strict=True)):
         if token != best:
             leads = (lead(single.rows[i], best, token), lead(run.rows[i], token, best))
@@ -200,16 +198,14 @@ def faults_of_choice(run: Recording) -> Faults:
 
 def faults_of_rows(model: Any, task: Task, run: Recording, clean: Clean) -> Faults:
     """A row that is far from all clean replays, also from ones that feed the very same block to a clean state."""
-    n, first = len(run.tokens), None
-    for i in sorted(range(len(clean.distances)), key=clean.in_noises, reverse=True)[:SUSPECTS]:
-        if clean.in_noises(i) <= TIMES:
-            return
-        first = next(j for j in range(len(clean.distances)) if clean.in_noises(j) > TIMES)
+    n, far = len(run.tokens), [i for i in range(len(clean.distances)) if clean.in_noises(i) > TIMES]
+    for i in sorted(far, key=clean.in_noises, reverse=True)[:SUSPECTS]:
+        first = next(j for j in far if clean.in_noises(j) > TIMES)
         look_again(model, task, run, clean, i)
         if clean.in_noises(i) > TIMES:
             where = f"at token {i}" if i < n else "in the turn that follows"
-            far = f"{clean.distances[i]:.1e} from every clean replay {where}, noise {clean.noise_at(i):.1e}"
-            yield min(first, n), f"log probabilities are off from here on, {far}"
+            off = f"{clean.distances[i]:.1e} from every clean replay {where}, noise {clean.noise_at(i):.1e}"
+            yield min(first, n), f"log probabilities are off from here on, {off}"
             return
 
 
