@@ -103,7 +103,7 @@ def status(judged: Judgement) -> int:
         return 1
     left_out = any(group.kind == STOPPED for group in judged.groups)
     left_out |= any(one.outcome == NOT_FINISHED or unasked(test) for test, one in judged.tree.items())
-    return COULD_NOT if left_out or any(file.loops or file.others for file in judged.files) else 0
+    return COULD_NOT if left_out or any(file.never for file in judged.files) else 0
 
 
 def main() -> int:

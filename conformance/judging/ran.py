@@ -22,9 +22,8 @@ class File:
     name: str
     changed: int
     ran: int
-    # Those that yield, which may be loops that decode, and the others.
-    loops: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    # With a number that orders them: those that yield, which may be loops that decode, the others, and main.
+    never: list[tuple[int, str]] = field(default_factory=list)
 
 
 def changed_files(base: Path, tree: Path) -> list[str]:
@@ -43,11 +42,9 @@ def looked_at(base: Path, tree: Path, names: list[str], covered: dict[str, dict[
     for name in names:
         lines, about = changed_lines(lines_of(base / name) or [], lines_of(tree / name) or []), covered.get(name)
         if about is not None and (code := lines.intersection(about["executed_lines"] + about["missing_lines"])):
-            file = File(name, len(code), len(code.intersection(about["executed_lines"])))
-            makers = generators((tree / name).read_text("utf-8"))
-            for function in uncalled(about["functions"], lines):
-                (file.loops if function.rpartition(".")[2] in makers else file.others).append(function)
-            found.append(file)
+            makers, never = generators((tree / name).read_text("utf-8")), uncalled(about["functions"], lines)
+            ordered = sorted((0 if one.rpartition(".")[2] in makers else 1 + (one == "main"), one) for one in never)
+            found.append(File(name, len(code), len(code.intersection(about["executed_lines"])), ordered))
     return found
 
 
@@ -81,8 +78,8 @@ def sentence(files: list[File]) -> str:
         return "No line of code is new or changed."
     changed, ran = sum(file.changed for file in files), sum(file.ran for file in files)
     where = files[0].name if len(files) == 1 else f"{len(files)} files"
-    never = [f"`{name}` of {file.name}" for file in files for name in file.loops]
-    never += [f"`{name}` of {file.name}" for file in files for name in sorted(file.others, key="main".__eq__)]
+    functions = [(rank, f"`{name}` of {file.name}") for file in files for rank, name in file.never]
+    never = [function for _, function in sorted(functions, key=lambda one: one[0])]
     said = f"Of {changed} changed lines of {where} {ran} ran"
     if not never:
         return f"{said}; each changed public function was called."

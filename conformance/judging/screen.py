@@ -90,5 +90,7 @@ class Judgement:
                 lines += [line for test in group.tests for line in self.example(test)]
                 lines += ["", "</details>"]
         lines += ["", "| file | changed lines | ran | never called |", "| --- | --- | --- | --- |"]
-        lines += [f"| {f.name} | {f.changed} | {f.ran} | {', '.join(f.loops + f.others)} |" for f in self.files]
+        for file in self.files:
+            never = ", ".join(name for _, name in file.never)
+            lines.append(f"| {file.name} | {file.changed} | {file.ran} | {never} |")
         return "\n".join(lines) + "\n"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import judge
-import mlx.core as mx
 import pytest
 from environments import base_of
 
@@ -33,7 +31,8 @@ from conformance.judging.results import (
 )
 from conformance.judging.run import NotAsked, Run
 from conformance.judging.screen import Judgement
-from conformance.subjects.families import GENERATE, model_of
+from conformance.repository.clones import git
+from conformance.subjects.families import GENERATE
 
 TRIM = "conformance/caches/test_it.py::test_trim[KVCache]"
 PLAIN = "conformance/contracts/test_it.py::test_plain[llama]"
@@ -115,7 +114,7 @@ def test_a_judgement(base: Results, tree: Results, kinds: list[str], said: str, 
 def test_the_screen_and_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A screen has the first lines. What was never called is told first, and is no pass."""
     monkeypatch.chdir(ROOT / "docs")
-    trims, file = [TRIM.replace("]", f"{n}]") for n in range(30)], File("generate.py", 421, 380, ["mtp_step"])
+    trims, file = [TRIM.replace("]", f"{n}]") for n in range(30)], File("generate.py", 421, 380, [(0, "mtp_step")])
     tree = {test: Result(BROKEN, "lost", "1\n" * 99, asked=f"C2 {n}") for n, test in enumerate(trims)}
     judged = judgement(dict.fromkeys(trims, Result(HOLDS)), tree, file)
     first, *_, last = judged.screen().splitlines()
@@ -151,7 +150,7 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
         "b.py": {"executed_lines": [], "missing_lines": [1, 2, 3, 5, 6], "functions": never},
     }
     found = looked_at(old, new, changed_files(old, new), about)
-    assert found == [File("a.py", 4, 2, ["h"], ["g"]), File("b.py", 5, 0, [], ["C.__call__"])]
+    assert found == [File("a.py", 4, 2, [(0, "h"), (1, "g")]), File("b.py", 5, 0, [(1, "C.__call__")])]
     said = "never called: `h` of a.py, `g` of a.py, `C.__call__` of b.py."
     assert sentence(found) == f"Of 9 changed lines of 2 files 2 ran; {said}"
     assert changed_files(new, new) == []
@@ -200,16 +199,11 @@ def test_the_results_of_a_base_are_kept_until_something_changes(
     assert times == ["mlx_lm/a.py", "conformance/0.32.2-stock.txt", "conformance/models.json"]
 
 
-def git(where: Path, *args: str) -> None:
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *args], cwd=where, check=True)
-
-
 def commit(where: Path, name: str) -> str:
     (where / name).write_text(name)
     git(where, "add", "-A")
     git(where, "commit", "--quiet", "--message", name)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=where, capture_output=True, text=True)
-    return f"{head.stdout[:12]}"
+    return git(where, "rev-parse", "HEAD")[:12]
 
 
 def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
@@ -284,13 +278,3 @@ def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(name in str(adapters.__doc__) for name in NAMES)
     assert offered(mine) == NAMES - {"fits", "MODELS", "stream"}
     assert list(Adapters([mine]).decode(None, [1], adapters.Drafts("lookup", [1]))) == [(1, None, True)]
-
-
-def test_a_draft_model_that_is_made_leaves_the_draws_of_a_seed() -> None:
-    """The first decode with it makes it, after the seed is set."""
-    model = model_of("llama").model
-    mx.random.seed(7)
-    right = mx.random.normal((4,))
-    mx.random.seed(7)
-    adapters.similar(model)
-    assert mx.array_equal(mx.random.normal((4,)), right)
