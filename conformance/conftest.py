@@ -18,9 +18,7 @@ import pytest
 from mlx_lm import load
 
 from conformance import FIXTURE
-from conformance.adapters import Adapters
-from conformance.expectations.files import nearest
-from conformance.expectations.plugin import Plugin
+from conformance.expectations.plugin import Plugin, nearest
 from conformance.judging import plugin as judging
 from conformance.stages import plugin as stages
 
@@ -47,7 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     strict = stage is None and expected.stem == f"{release}-{flavour}"
     config.pluginmanager.register(Plugin(expected, strict), "expectations")
     config.pluginmanager.register(judging.Plugin(config.getoption("--adapter")), "judging")
-    config.pluginmanager.register(judging.Cases(), "cases")
     if (limit := config.getoption("--limit")) is not None:
         config.pluginmanager.register(judging.Limit(limit), "limit")
     if (report := config.getoption("--report")) is not None and not hasattr(config, "workerinput"):
@@ -75,15 +72,12 @@ def place(item: pytest.Item) -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before -m removes tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the suite itself as ``selftest``, and note what the scorecard and the judge read."""
+    """Mark the tests of the suite itself as ``selftest``."""
     # One of several workers begins with what waits, so that the others have the cores.
     items.sort(key=place)
     for item in items:
         if item.get_closest_marker("planted") or item.nodeid.startswith(SELFTEST):
             item.add_marker("selftest")
-        contract = item.get_closest_marker("contract")
-        item.user_properties += [("contract", contract.args[0])] if contract else []
-        item.user_properties += judging.asked_of(item)
 
 
 def pytest_collection_finish() -> None:
@@ -126,14 +120,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if failed and not terminalreporter.config.getoption("no_summary"):
         terminalreporter.section("to run only one of them")
         terminalreporter.write("".join(f"{command}\n" for command in dict.fromkeys(map(again, failed))))
-
-
-@pytest.fixture(scope="session")
-def adapter(pytestconfig: pytest.Config) -> Adapters:
-    """What the features of the installed mlx-lm are called through."""
-    plugin: Any = pytestconfig.pluginmanager.get_plugin("judging")
-    adapters: Adapters = plugin.adapters
-    return adapters
 
 
 @pytest.fixture(scope="session")

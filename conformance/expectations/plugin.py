@@ -9,12 +9,22 @@ file uses the file of the nearest release. There a test may pass, pytest's XPASS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from packaging.version import Version
+
+FOLDER = Path(__file__).parent
+
+
+def nearest(version: str, flavour: str, folder: Path = FOLDER) -> Path:
+    """The file of a version, else of the newest release before it, else of the oldest release."""
+    ending = f"-{flavour}.txt"
+    files = {Version(path.name.removesuffix(ending)): path for path in folder.glob(f"*{ending}")}
+    return files[max((release for release in files if release <= Version(version)), default=min(files))]
 
 
 @dataclass(frozen=True)
@@ -23,18 +33,13 @@ class Expectation:
     id: str
     reason: str
 
-    @property
-    def file(self) -> str:
-        return self.id.split("::")[0]
-
     def covers(self, nodeid: str) -> bool:
         return nodeid.startswith(self.id[:-1]) if self.id.endswith("*") else nodeid == self.id
 
 
 def read(path: Path) -> list[Expectation]:
-    """The expectations of a file. Without the file there are none."""
-    found, reason = [], ""
-    lines = path.read_text().splitlines() if path.exists() else []
+    """The expectations of a file."""
+    found, reason, lines = [], "", path.read_text().splitlines()
     for number, (line, before) in enumerate(zip(lines, ["", *lines], strict=False), 1):
         if line.startswith("#"):
             reason = f"{reason} {line.lstrip('# ')}" if before.startswith("#") else line.lstrip("# ")
@@ -58,6 +63,11 @@ class Problem(pytest.Item):
 
     def runtest(self) -> NoReturn:
         pytest.fail(self.sentence, pytrace=False)
+
+
+def stale(one: Expectation, session: pytest.Session) -> Problem:
+    said = f"{one.where}: no test is {one.id}"
+    return Problem.from_parent(session, name=one.where, nodeid=one.where, sentence=said)
 
 
 class Unimportable(pytest.Module):
@@ -95,25 +105,14 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m remove tests
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        parts = any("::" in argument for argument in config.args)
-        stale = [] if parts or not self.strict else self.stale([item.nodeid for item in items], config.rootpath)
-        for item in items:
-            for one in self.expectations:
-                if one.covers(item.nodeid):
-                    item.add_marker(pytest.mark.xfail(reason=one.reason, strict=self.strict))
-                    break
-        first = items[0] if items else None
-        if first is not None:
-            items += [
-                Problem.from_parent(
-                    first.session, name=one.where, nodeid=one.where, sentence=f"{one.where}: no test is {one.id}"
-                )
-                for one in stale
-            ]
-
-    def stale(self, nodeids: Iterable[str], root: Path) -> list[Expectation]:
-        """The expectations that cover no test, for collected files and for files that do not exist."""
-        nodeids = list(nodeids)
-        files = {nodeid.split("::")[0] for nodeid in nodeids}
-        looked_at = [one for one in self.expectations if one.file in files or not (root / one.file).exists()]
-        return [one for one in looked_at if not any(one.covers(nodeid) for nodeid in nodeids)]
+        files = {item.nodeid.split("::")[0] for item in items}
+        whole = self.strict and not any("::" in argument for argument in config.args)
+        for one in self.expectations:
+            covered = [item for item in items if one.covers(item.nodeid)]
+            for item in covered:
+                item.add_marker(pytest.mark.xfail(reason=one.reason, strict=self.strict))
+            file = one.id.split("::")[0]
+            # Of a file that is there and was not collected nothing is known.
+            known = file in files or not (config.rootpath / file).exists()
+            if items and known and whole and not covered:
+                items.append(stale(one, items[0].session))

@@ -48,15 +48,35 @@ class Plugin:
         if "command" in metafunc.fixturenames and "adapter" in metafunc.fixturenames:
             metafunc.parametrize("command", dict.fromkeys([*COMMANDS, *self.adapters.commands]))
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Note what the report says of a test with a mark."""
+        for item in items:
+            if (contract := item.get_closest_marker("contract")) is not None:
+                item.user_properties.append(("contract", contract.args[0]))
+            if (asked := item.get_closest_marker("asked")) is not None:
+                # A file that cannot be imported has the mark alone.
+                item.user_properties.append(("asked", asked.args[0] if asked.args else "?"))
+                item.user_properties.append(("promised", asked.kwargs.get("promised", True)))
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """The series refuses nothing, and a test of it that could not have failed is a failure."""
+        """The series refuses nothing, and a test of it that could not have failed is a failure.
+
+        What a failed test says of each of its cases is kept in the process that runs it.
+        """
         report = yield
         error = call.excinfo.value if call.excinfo else None
         said = str(error.msg) if isinstance(error, pytest.skip.Exception) else ""
         if self.adapters.is_series and said.startswith(("not shown", "refused")):
             report.outcome, report.longrepr = "failed", said
+        if cases := getattr(error, "cases", None):
+            report.user_properties.append(("cases", cases))
         return report
+
+    @pytest.fixture(scope="session")
+    def adapter(self) -> Adapters:
+        """What the features of the installed mlx-lm are called through."""
+        return self.adapters
 
     @pytest.fixture
     def about(self, record_property: Callable[[str, object], None]) -> Callable[..., None]:
@@ -74,25 +94,6 @@ class Plugin:
 def note(request: Any, name: str, value: object) -> None:
     """A number of a run, to compare with that of the base."""
     request.node.user_properties.append((name, str(value)))
-
-
-def asked_of(item: pytest.Item) -> list[tuple[str, Any]]:
-    """What the report says of a test with the mark."""
-    if (mark := item.get_closest_marker("asked")) is None:
-        return []
-    # A file that cannot be imported has the mark alone.
-    return [("asked", mark.args[0] if mark.args else "?"), ("promised", mark.kwargs.get("promised", True))]
-
-
-class Cases:
-    """Keeps what a failed test says of each of its cases, in the process that runs it."""
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        report = yield
-        if call.excinfo is not None and (cases := getattr(call.excinfo.value, "cases", None)):
-            report.user_properties.append(("cases", cases))
-        return report
 
 
 class Timeout(BaseException):

@@ -15,6 +15,8 @@ HOLDS, BROKEN, REFUSED, ABSENT = "holds", "broken", "refused", "not offered"
 NOT_SHOWN, NOT_FINISHED = "not shown", "not finished"
 # A skip without one of these words.
 SKIPPED = "skipped"
+# The kind of an expected failure, by the start of its reason, in the order of a verdict.
+KINDS = {"No such API: ": "no such API", "Wrong: ": "wrong", "Upstream model fault, ": "wrong", "Refused: ": "refused"}
 # The parts that are asked: the paths of their tests in conformance/, and those of mlx_lm whose changes they are about.
 # A file is of the first part that it fits; what is wrong in a part explains what is wrong in those behind it.
 PARTS = {
@@ -58,6 +60,11 @@ class Result:
 
 
 Results = dict[str, Result]
+
+
+def kind(reason: str) -> str:
+    """The kind of a reason, or an empty string if the reason names none."""
+    return next((word for start, word in KINDS.items() if reason.startswith(start)), "")
 
 
 def asked_files(parts: list[str]) -> list[str]:

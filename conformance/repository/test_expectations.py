@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from conformance import ROOT
-from conformance.expectations.files import FOLDER, KINDS, kind, nearest
-from conformance.expectations.plugin import Expectation, read
+from conformance.expectations.plugin import FOLDER, Expectation, nearest, read
+from conformance.judging.results import KINDS, kind
 from conformance.series.patches import DEFAULT, RELEASES
 
 # These tests are about this repository. The installed mlx-lm does not matter.
@@ -22,9 +22,11 @@ CONFTEST = """
 from pathlib import Path
 from conformance.expectations.plugin import Plugin
 
+def pytest_addoption(parser):
+    parser.addini("borrowed", "whether the file is of another release")
+
 def pytest_configure(config):
-    strict = not Path("borrowed").exists()
-    config.pluginmanager.register(Plugin(Path("expected.txt"), strict))
+    config.pluginmanager.register(Plugin(Path("expected.txt"), not config.getini("borrowed")))
 """
 TESTS = """
 import pytest
@@ -43,64 +45,51 @@ test_some.py::test_it[1]
 """
 STALE = ["test_some.py::test_gone", "test_gone.py::test_it*", "test_some.py::test_it[3]"]
 MORE = RIGHT.replace("test_it[1]", "test_it*")
+SENTENCES = [f":{number}: no test is {line}" for number, line in enumerate(STALE, 8)]
+UNIMPORTABLE = ["FAILED test_other.py::import", "ModuleNotFoundError: No module named 'mlx_lm.nothing_like_it'"]
 
 
-@pytest.fixture
-def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+@pytest.mark.parametrize(
+    ("expected", "arguments", "code", "says"),
+    [
+        (RIGHT, [], 0, ["1 passed, 3 xfailed"]),
+        (RIGHT + "\n".join(STALE), ["-p", "xdist", "-n", "2"], 1, ["3 failed, 1 passed, 3 xfailed", *SENTENCES]),
+        (MORE, [], 1, ["[XPASS(strict)] Small numbers fail."]),
+        (RIGHT.replace("# Small\n# numbers fail.\n", ""), [], 4, [":4: an expectation needs its reason"]),
+        # A file that needs a name which mlx-lm lacks is one test.
+        (RIGHT.replace("test_other.py::import\n", ""), [], 1, UNIMPORTABLE),
+        # A part of the tests makes no id stale.
+        (RIGHT, ["test_some.py"], 0, []),
+        (RIGHT, ["test_some.py::test_it[2]"], 0, []),
+        (RIGHT, ["-k", "2"], 0, []),
+        # What passes is no failure where the file is of another release; any other failure is one.
+        (f"{MORE}test_some.py::test_gone\n", ["-o", "borrowed=1"], 0, ["XPASS test_some.py::test_it[2]"]),
+        (RIGHT.replace("test_some.py::test_it[1]\n", ""), ["-o", "borrowed=1"], 1, ["FAILED test_some.py::test_it[1]"]),
+    ],
+)
+def test_what_a_file_expects(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: str,
+    arguments: list[str],
+    code: int,
+    says: list[str],
+) -> None:
     # Other plugins take seconds to start.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_some=TESTS, test_other="from mlx_lm.nothing_like_it import drafts")
-    return pytester
-
-
-def run(folder: pytest.Pytester, expected: str, *arguments: str) -> tuple[int, str]:
-    (folder.path / "expected.txt").write_text(expected)
-    done = folder.runpytest_inprocess("-q", "-rfExX", "-p", "no:cacheprovider", *arguments)
-    return int(done.ret), f"{done.outlines}{done.errlines}"
-
-
-def test_what_a_file_expects(folder: pytest.Pytester) -> None:
-    assert run(folder, RIGHT)[0] == 0
-    code, said = run(folder, RIGHT + "\n".join(STALE), "-p", "xdist", "-n", "2")
-    assert code == 1
-    assert "3 failed, 1 passed, 3 xfailed" in said
-    assert all(f":{number}: no test is {line}" in said for number, line in enumerate(STALE, 8))
-    code, said = run(folder, MORE)
-    assert (code, "[XPASS(strict)] Small numbers fail." in said) == (1, True)
-    code, said = run(folder, RIGHT.replace("# Small\n# numbers fail.\n", ""))
-    assert (code, "expected.txt:4: an expectation needs its reason" in said) == (4, True)
-
-
-def test_a_file_that_cannot_be_imported_is_one_test(folder: pytest.Pytester) -> None:
-    """Where it is mlx-lm that lacks a name."""
-    code, said = run(folder, RIGHT.replace("test_other.py::import\n", ""))
-    assert code == 1
-    assert "FAILED test_other.py::import" in said
-    assert "ModuleNotFoundError: No module named 'mlx_lm.nothing_like_it'" in said
-    folder.makepyfile(test_other="from os import nothing_like_it")
-    assert run(folder, RIGHT)[0] == 2
-
-
-def test_what_passes_is_no_failure_where_the_file_is_borrowed(folder: pytest.Pytester) -> None:
-    (folder.path / "borrowed").touch()
-    code, said = run(folder, f"{MORE}test_some.py::test_gone\n")
-    assert code == 0, said
-    assert "XPASS test_some.py::test_it[2]" in said
-    # Any other failure still fails the run.
-    assert run(folder, RIGHT.replace("test_some.py::test_it[1]\n", ""))[0] == 1
-
-
-@pytest.mark.parametrize("part", [["test_some.py"], ["test_some.py::test_it[2]"], ["-k", "2"]], ids=str)
-def test_a_part_of_the_tests_makes_no_id_stale(folder: pytest.Pytester, part: list[str]) -> None:
-    assert run(folder, RIGHT, *part)[0] == 0
+    (pytester.path / "expected.txt").write_text(expected)
+    done = pytester.runpytest_inprocess("-q", "-rfExX", "-p", "no:cacheprovider", *arguments)
+    assert done.ret == code
+    assert all(sentence in f"{done.outlines}{done.errlines}" for sentence in says)
 
 
 def test_the_nearest_release(tmp_path: Path) -> None:
     for one in ("0.32.1", "0.32.2"):
         (tmp_path / f"{one}-stock.txt").touch()
     nearer = {"0.32.1": "0.32.1", "0.32.3.dev4": "0.32.2", "0.33.0": "0.32.2", "0.32.2.dev1": "0.32.1"}
-    nearer |= {"0.31.3": "0.32.1", "unknown": "0.32.1", "0.10.0": "0.32.1"}
+    nearer |= {"0.31.3": "0.32.1", "0": "0.32.1", "0.10.0": "0.32.1"}
     assert {version: nearest(version, "stock", tmp_path).name for version in nearer} == {
         version: f"{release}-stock.txt" for version, release in nearer.items()
     }

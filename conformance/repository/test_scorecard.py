@@ -20,19 +20,16 @@ pytest_plugins = ["pytester"]
 
 CONFTEST = """
 from pathlib import Path
-from conformance import conftest
 from conformance.expectations.plugin import Plugin
 from conformance.judging import plugin as judging
 
-pytest_collection_modifyitems = conftest.pytest_collection_modifyitems
-
 def pytest_configure(config):
-    for name in ("asked(contract, promised)", "contract(name)", "selftest"):
+    for name in ("asked(contract, promised)", "contract(name)"):
         config.addinivalue_line("markers", f"{name}: of the suite")
-    config.pluginmanager.register(Plugin(Path("expected.txt")), "expectations")
-    config.pluginmanager.register(judging.Cases(), "cases")
+    config.pluginmanager.register(Plugin(Path("expected.txt")))
+    config.pluginmanager.register(judging.Plugin(["stock"]))
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(judging.Reports(Path("stock.jsonl")), "told")
+        config.pluginmanager.register(judging.Reports(Path("stock.jsonl")))
 """
 TESTS = """
 import pytest

@@ -6,7 +6,6 @@ all files, and the tests that did not pass; the table of a document has the defa
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import Counter
@@ -15,8 +14,8 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from conformance.expectations.files import kind
-from conformance.judging.results import BROKEN, HOLDS, NOT_FINISHED, REFUSED, SKIPPED, Result
+from conformance.arguments import parser
+from conformance.judging.results import BROKEN, HOLDS, NOT_FINISHED, REFUSED, SKIPPED, Result, kind
 from conformance.judging.results import read as results_of
 
 CONTRACTS = {
@@ -131,12 +130,11 @@ def reasons(run: Run) -> Iterable[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m conformance.scorecard", description=__doc__, formatter_class=form)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page, in Markdown")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table between the markers of a document")
-    args = parser.parse_args(arguments)
+    asked = parser(__doc__, "python -m conformance.scorecard")
+    asked.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    asked.add_argument("--page", type=Path, metavar="FILE", help="write the page, in Markdown")
+    asked.add_argument("--readme", type=Path, metavar="FILE", help="put the table between the markers of a document")
+    args = asked.parse_args(arguments)
     try:
         runs = [read(path) for path in args.files]
         if args.page:

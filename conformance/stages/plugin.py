@@ -51,5 +51,4 @@ class Plugin:
         function, file, parameters = nodeid.split("[")[0], nodeid.split("::")[0], f"-{nodeid.partition('[')[2][:-1]}-"
         words = [test for test in self.lines if test.startswith(f"{function}[")]
         narrow = [test for test in words if f"-{test[:-1].partition('[')[2]}-" in parameters]
-        line = next((test for test in (*narrow, function, file) if test in self.lines), None)
-        return line is not None and self.lines[line] in self.reached
+        return next((self.lines[test] for test in (*narrow, function, file) if test in self.lines), "") in self.reached
