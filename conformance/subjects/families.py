@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-import textwrap
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -73,16 +71,3 @@ def seeded(model: Any, prompt: list[int], n: int, **kwargs: Any) -> list[Step]:
     """Plain decoding with the same seed as the drafted run."""
     mx.random.seed(7)
     return list(generate_step(mx.array(prompt), model, max_tokens=n, **kwargs))
-
-
-def mutant(function: Callable[..., Any], right: str, wrong: str) -> Callable[..., Any]:
-    """A copy of a function with one piece of its source replaced, for faults that patching a name cannot plant."""
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(right) == 1, f"{right!r} is not in the source once"
-    names = dict(vars(sys.modules[function.__module__]))
-    owner = names.get(function.__qualname__.partition(".")[0])
-    # Annotations name classes that stand in the class.
-    names |= {name: value for name, value in vars(owner).items() if isinstance(value, type)} if owner else {}
-    exec(compile(source.replace(right, wrong), function.__name__, "exec"), names)
-    made: Callable[..., Any] = names[function.__name__]
-    return made
