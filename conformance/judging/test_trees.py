@@ -76,37 +76,22 @@ def stream_generate(model, tokenizer, prompt, *args, draft_type=None, prompt_loo
     options.update((name, value) for name, value in named.items() if value is not None)
     yield from _stream_generate(model, tokenizer, prompt, *args, **options)
 """
-OF_THE_LOOP = {
-    "speculative_generate_step": "guessing_steps",
-    "draft_strategy": "guesser",
-    "draft_model": "helper",
-    "draft-model": "helper",
-}
+OF_THE_LOOP = {"speculative_generate_step": "guessing_steps", "draft_strategy": "guesser", "draft_model": "helper"}
+OF_CACHES = {"can_trim_prompt_cache": "may_drop", "trim_prompt_cache": "shorten_caches"}
+OF_CACHES |= {"snapshot_prompt_cache": "mark_caches", "restore_prompt_cache": "rewind_caches"}
 # The interfaces of experiments and of a tree like no other: one of their drafters, and names that they have not.
-INTERFACES = {
-    "draft_type": (
-        "ngram-simple",
-        OF_THE_LOOP | {"prompt_lookup_num_tokens": "looked_up", "prompt-lookup-num-tokens": "looked-up"},
-    ),
-    "backend": ("suffix", OF_THE_LOOP),
-    "other names": (
-        "right in part",
-        OF_THE_LOOP
-        | {
-            "can_trim_prompt_cache": "may_drop",
-            "trim_prompt_cache": "shorten_caches",
-            "snapshot_prompt_cache": "mark_caches",
-            "restore_prompt_cache": "rewind_caches",
-            "draft-type": "guess-with",
-            "draft_type": "guess_with",
-        },
-    ),
+INTERFACES: dict[str, tuple[str, dict[str, str]]] = {
+    "draft_type": ("ngram-simple", {"prompt_lookup_num_tokens": "looked_up"}),
+    "backend": ("suffix", {}),
+    "other names": ("right in part", OF_CACHES | {"draft_type": "guess_with"}),
 }
 
 
 def published(source: Path, into: Path, interface: str, fault: Fault | None = None) -> Path:
     """A copy of the series with an interface, in which the package draft has another name too."""
-    package, names = plant(source / "mlx_lm", into, fault) / "mlx_lm", INTERFACES[interface][1]
+    package, names = plant(source / "mlx_lm", into, fault) / "mlx_lm", OF_THE_LOOP | INTERFACES[interface][1]
+    # Options are written with a hyphen.
+    names |= {old.replace("_", "-"): new.replace("_", "-") for old, new in names.items()}
     (package / "draft").rename(package / "guessing")
     with (package / "generate.py").open("a") as file:
         file.write(STREAMS if interface == "draft_type" else "")
