@@ -90,17 +90,9 @@ def pytest_report_header() -> str:
     return f"{versions} on {mx.default_device()}"
 
 
-# How to start the environments of tox.ini that have a script of their own, or need to know more.
-STARTS = {
-    "patched": "scripts/check.sh",
-    "smollm2": "scripts/check.sh --model smollm2",
-    "series": "scripts/tox.sh -e selftest -- -m series",
-    "stage": "scripts/check.sh --stage {STAGE}",
-    "tree": "scripts/check.sh --tree {TREE}",
-    "port": "PORT_CHECKOUT={PORT_CHECKOUT} scripts/tox.sh -e port --",
-}
-# Where tests run that patched leaves out.
-MARKED = {"series": "series", "repository": "selftest", "selftest": "selftest", "real_model": "smollm2"}
+# Where tests run that the environment ``patched`` leaves out, and what some environments have to be told.
+MARKED = {"series": "selftest", "repository": "selftest", "selftest": "selftest", "real_model": "smollm2"}
+TOLD = ("STAGE", "TREE", "PORT_CHECKOUT")
 
 
 def again(report: pytest.CollectReport | pytest.TestReport) -> str:
@@ -108,10 +100,10 @@ def again(report: pytest.CollectReport | pytest.TestReport) -> str:
     # A file that cannot be imported has no marks.
     marks = getattr(report, "keywords", {})
     marked = next((name for mark, name in MARKED.items() if mark in marks), "patched")
-    name = os.environ.get("TOX_ENV_NAME", marked) if marked != "series" else marked
-    quoted = {name: shlex.quote(value) for name, value in os.environ.items()}
-    start = STARTS.get(name, f"scripts/tox.sh -e {name} --").format_map(quoted)
-    return f"{start} {shlex.quote(report.nodeid)}"
+    name = marked if "series" in marks else os.environ.get("TOX_ENV_NAME", marked)
+    told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in TOLD if variable in os.environ]
+    chosen = ["-m", "series"] if "series" in marks else []
+    return " ".join([*told, "scripts/tox.sh", "-e", name, "--", *chosen, shlex.quote(report.nodeid)])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
