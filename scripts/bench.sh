@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/bench.sh [-h] [--quick] [--stages NAME...] [--render] [--out FOLDER]
+# usage: scripts/bench.sh [-h] [--quick] [--stages NAME...] [--render]
 #
 # Make the tables of docs/benchmarks.md and docs/use.md that time the fixture, and the picture, in at most 90 minutes on
 # two cores. Leave the machine alone while it runs. scripts/report.sh measures another model, or another machine.

@@ -33,11 +33,6 @@ def head(where: Path) -> str:
     return git(where, "rev-parse", "HEAD").stdout.strip()
 
 
-def check_clone(source: Path) -> None:
-    if not (source / "mlx_lm" / "generate.py").exists() or git(source, "rev-parse", "HEAD", check=False).returncode:
-        raise Refused(f"{source} is not a git clone of mlx-lm.")
-
-
 @dataclass(frozen=True)
 class Stamp:
     """The release and the patches that a checkout was made from. It lies inside the .git directory."""

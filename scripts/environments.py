@@ -113,7 +113,6 @@ def install(venv: Path, wanted: object, name: str, *source: str) -> None:
 class Environment:
     """A venv below vendor/judged with a tree and mlx. It is kept."""
 
-    name: str
     folder: Path
 
     @property
@@ -142,17 +141,14 @@ def environment(name: str) -> Iterator[Environment]:
     where, ref = _place(name)
     identity = name if RELEASE.fullmatch(name) else f"{where}@{ref}"
     short = re.sub(r"[^\w.]+", "-", name).strip("-.")[-40:]
-    at = Environment(name, JUDGED / f"{short}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}")
+    at = Environment(JUDGED / f"{short}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}")
     venv, wanted = at.folder / "venv", {"source": source(name), "extra": mlx_extra(), "needs": list(NEEDS)}
     at.folder.mkdir(parents=True, exist_ok=True)
     with (at.folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         if not installed(venv, wanted):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"waiting for another judge of {name}", flush=True)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            # Another judge may install it, or use what is there.
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not installed(venv, wanted):
                 install(venv, wanted, name, source(name), *NEEDS)
             fcntl.flock(lock, fcntl.LOCK_SH)

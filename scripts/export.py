@@ -7,7 +7,6 @@ to it, or that make another commit.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -24,6 +23,7 @@ from pin import (
     command_for,
     ended,
     find_release,
+    parser,
     patch_files,
     stage_of,
     temporary,
@@ -160,12 +160,10 @@ def export(release: Release, check: bool) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="scripts/export.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if patches/ would change")
-    args = parser.parse_args()
+    options = parser("export.sh", __doc__)
+    options.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
+    options.add_argument("--check", action="store_true", help="write nothing; exit 1 if patches/ would change")
+    args = options.parse_args()
     with alone():
         return export(find_release(args.release), args.check)
 

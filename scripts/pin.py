@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENDOR, PATCHES, VENV = ROOT / "vendor", ROOT / "patches", ROOT / ".venv"
@@ -29,6 +31,12 @@ OFFLINE = re.compile(r"NewConnectionError|Failed to establish|name resolution|\(
 
 class Refused(Exception):
     """The user has to decide or fix something. The message says what."""
+
+
+def parser(script: str, doc: str | None, **options: Any) -> argparse.ArgumentParser:
+    """A parser whose help is the text at the top of a script, as it is written there."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=f"scripts/{script}", description=doc, formatter_class=form, **options)
 
 
 def ended(command: Callable[[], int], refused: int = 1) -> int:

@@ -10,49 +10,19 @@ import sys
 from pathlib import Path
 
 from apply import is_applied
-from checkout import (
-    BRANCH,
-    Stamp,
-    am,
-    check_clone,
-    git,
-    head,
-    identify,
-    import_release,
-    lend_default,
-    place,
-    series_key,
-)
+from checkout import BRANCH, Stamp, am, git, head, identify, import_release, lend_default, place, series_key
 from environments import version_of
-from pin import (
-    VENDOR,
-    Refused,
-    Release,
-    alone,
-    ended,
-    fetch,
-    patch_files,
-    patch_name,
-    releases,
-    temporary,
-)
+from pin import VENDOR, Refused, Release, alone, ended, fetch, parser, patch_files, releases, temporary
 
 
 def main() -> int:
-    args = parse_args()
-    return ended(lambda: port(args))
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/port.sh",
-        description=__doc__,
-        epilog="exit status: 0 all patches apply, 3 one does not, 1 nothing was tried; docs/releases.md explains it",
-    )
-    which = parser.add_mutually_exclusive_group(required=True)
+    status = "0 all patches apply, 3 one does not, 1 nothing was tried; docs/releases.md explains it"
+    options = parser("port.sh", __doc__, epilog=f"exit status: {status}")
+    which = options.add_mutually_exclusive_group(required=True)
     which.add_argument("new", metavar="NEW", nargs="?", type=_version, help="a version on the package index")
     which.add_argument("--source", metavar="DIR", type=Path, help="your own clone of mlx-lm, as of its HEAD")
-    return parser.parse_args()
+    args = options.parse_args()
+    return ended(lambda: port(args))
 
 
 def _version(text: str) -> str:
@@ -101,7 +71,8 @@ def get(version: str) -> Release:
 
 def import_clone(source: Path, into: Path) -> tuple[Path, str]:
     """Copy a clone's HEAD with its history. Returns the path to keep it at, and the commit."""
-    check_clone(source)
+    if not (source / "mlx_lm" / "generate.py").exists() or git(source, "rev-parse", "HEAD", check=False).returncode:
+        raise Refused(f"{source} is not a git clone of mlx-lm.")
     git(into.parent, "clone", "--quiet", "--no-tags", str(source), str(into))
     git(into, "checkout", "--quiet", "-B", BRANCH)
     identify(into)
@@ -110,43 +81,35 @@ def import_clone(source: Path, into: Path) -> tuple[Path, str]:
 
 def age(source: Path | None, version: str) -> str:
     """Say so if a tree is older than the release that the patches were made for."""
-    default, tagged = releases()[1], False
-    if source is not None and git(source, "rev-parse", "--verify", "--quiet", f"v{default}", check=False).stdout:
-        tagged = bool(git(source, "merge-base", "--is-ancestor", f"v{default}", "HEAD", check=False).returncode)
-    older = version != "0" and numbers(version) < numbers(default)
-    if not tagged and not older:
+    default = releases()[1]
+    # git says 1 of a tag that HEAD does not have, and 128 of one that is not there.
+    has = ["merge-base", "--is-ancestor", f"v{default}", "HEAD"]
+    lacks_it = source is not None and git(source, *has, check=False).returncode == 1
+    now, then = ([int(number) for number in re.findall(r"\d+", name)] for name in (version, default))
+    if not lacks_it and (version == "0" or now >= then):
         return ""
     what = f"The HEAD of {source}" if source else f"mlx-lm {version}"
     return f"{what} is older than mlx-lm {default}, which the patches were made for: what that brought conflicts too.\n"
 
 
-def numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
-
-
 def forecast(fresh: Path, patches: list[Path], scratch: Path) -> str:
     """How many patches conflict, and in which files, if each conflict is settled as the patch has it."""
-    clone, found = scratch / "forecast", dict[str, set[str]]()
+    clone, left, count, files = scratch / "forecast", patches, 0, set[str]()
     git(scratch, "clone", "--quiet", "--shared", fresh, clone)
     identify(clone)
-    left = patches
-    while left:
-        left = left[am(clone, left)[0] :]
-        if left:
-            files = set(git(clone, "diff", "--name-only", "--diff-filter=U").stdout.split())
-            found[patch_name(left[0])] = files
-            for file in files:
-                git(clone, "checkout", "--theirs", "--", file, check=False)
-            git(clone, "add", "--all")
-            # An empty one is in the tree already, or was not there to merge with.
-            git(clone, "commit", "--quiet", "--message", patch_name(left[0]), check=False)
-            git(clone, "am", "--quit", check=False)
-            left = left[1:]
-    if not found:
+    while left and (left := left[am(clone, left)[0] :]):
+        conflicts = git(clone, "diff", "--name-only", "--diff-filter=U").stdout.split()
+        for file in conflicts:
+            git(clone, "checkout", "--theirs", "--", file, check=False)
+        git(clone, "add", "--all")
+        # An empty one is in the tree already, or was not there to merge with.
+        git(clone, "commit", "--quiet", "--message", left[0].stem, check=False)
+        git(clone, "am", "--quit", check=False)
+        left, count, files = left[1:], count + 1, files | set(conflicts)
+    if not count:
         return f"None of {len(patches)} patches conflicts."
-    named = sorted(set[str]().union(*found.values()))
-    where = f", in {len(named)} files: {', '.join(named)}" if named else ""
-    return f"{len(found)} of {len(patches)} patches conflict{where}."
+    where = f", in {len(files)} files: {', '.join(sorted(files))}" if files else ""
+    return f"{count} of {len(patches)} patches conflict{where}."
 
 
 def check_unused(checkout: Path, key: str) -> None:

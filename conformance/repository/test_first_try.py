@@ -49,7 +49,7 @@ def test_help_is_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("command", [*ASKED, "conformance.lab.demo"])
+@pytest.mark.parametrize("command", ASKED)
 def test_a_model_that_is_none_is_one_sentence(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +75,7 @@ CTRL_C = "import sys; sys.argv[0] = '-m'; import conformance; raise KeyboardInte
 # What a Python without packages runs, the one line that it says, and its exit status: 0, 1 and 2 are answers of check.
 SAID: list[tuple[list[str], str, int]] = [
     *((["-m", *tool.split(), "--model", "any"], NEEDS, 3) for tool in ASKED),
-    *((["-m", tool], NEEDS, 1) for tool in ("conformance.lab.demo", "conformance.lab.simulate")),
+    (["-m", "conformance.lab.simulate"], NEEDS, 1),
     (["-c", CTRL_C], "^$", -signal.SIGINT),
 ]
 

@@ -1,1 +1,0 @@
-"""A few prompts with and without prompt lookup. python -m conformance.lab.demo"""
