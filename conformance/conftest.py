@@ -20,6 +20,7 @@ from mlx_lm import load
 from conformance import FIXTURE
 from conformance.expectations.plugin import Plugin, nearest
 from conformance.judging import plugin as judging
+from conformance.series.patches import commits, unpack
 from conformance.stages import plugin as stages
 
 
@@ -112,6 +113,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if failed and not terminalreporter.config.getoption("no_summary"):
         terminalreporter.section("to run only one of them")
         terminalreporter.write("".join(f"{command}\n" for command in dict.fromkeys(map(again, failed))))
+
+
+@pytest.fixture(scope="session")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of a package beside mlx_lm: the release without the series."""
+    folder, name = tmp_path_factory.mktemp("released"), "mlx_lm_as_released"
+    package = (unpack(commits()[0], folder) / "mlx_lm").rename(folder / name)
+    for path in package.rglob("*.py"):
+        # A few import with the name of the package.
+        path.write_text(path.read_text("utf-8").replace("from mlx_lm.", f"from {name}."), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield name
 
 
 @pytest.fixture(scope="session")

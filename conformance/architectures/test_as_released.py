@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import inspect
 import pkgutil
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -17,23 +16,9 @@ import pytest
 from mlx_lm.models import cache
 
 from conformance.oracle.findings import broken
-from conformance.series.patches import commits, unpack
 from conformance.subjects.architectures import CONFIGS, build, logits, make_cache, recurrent, runnable
 
 pytestmark = [pytest.mark.patched_source, pytest.mark.usefixtures("uncompiled")]
-
-
-@pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name of a package beside mlx_lm: the release without the series."""
-    folder, name = tmp_path_factory.mktemp("released"), "mlx_lm_as_released"
-    package = (unpack(commits()[0], folder) / "mlx_lm").rename(folder / name)
-    for path in package.rglob("*.py"):
-        # A few import with the name of the package.
-        path.write_text(path.read_text("utf-8").replace("from mlx_lm.", f"from {name}."), "utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        yield name
 
 
 class StatesOfAnother(list[Any]):

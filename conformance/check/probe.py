@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.check.prompts import built_in, encode
-from conformance.lab.bench.costs import block_seconds
+from conformance.lab.bench.models import block_seconds
 from conformance.oracle.recorder import best_of, gaps, log_probabilities
 from conformance.tables import line, table
 

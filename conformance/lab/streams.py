@@ -15,7 +15,7 @@ from functools import cache
 from tokenizers import Tokenizer
 
 from conformance import FIXTURE
-from conformance.lab.recorded.answers import FILES, read
+from conformance.lab.recorded import FILES, read
 from conformance.lab.texts import edits, workloads
 from conformance.lab.texts.workloads import KINDS, Corpus
 from conformance.subjects.prompts import Message
@@ -131,24 +131,21 @@ def corpus() -> Corpus:
     return Corpus()
 
 
-def stream(name: str, size: int, seed: int, corpus: Corpus, encode: Encode) -> Stream:
+def stream(name: str, size: int, seed: int, encode: Encode) -> Stream:
     """A stream with about ``size`` tokens of prompt, and as many of answer if the answer repeats the prompt."""
     rng = random.Random(f"{name} {size} {seed}")
     if name in ADVERSARIES:
         return Stream(name, size, seed, (ADVERSARIES[name](rng, size),))
     draw = edits.draw if name in edits.NAMES else workloads.draw
     while True:
-        requests = tuple(conversation(draw(rng, corpus, name, int(size * CHARS_PER_TOKEN)), encode))
+        requests = tuple(conversation(draw(rng, corpus(), name, int(size * CHARS_PER_TOKEN)), encode))
         # A module may be too short for the text.
         if requests and len(requests[-1].prompt) + len(requests[-1].answer) > size * 0.6:
             return Stream(name, size, seed, requests)
 
 
 def streams(
-    seeds: Sequence[int],
-    sizes: Sequence[int] = SIZES,
-    encode: Encode | None = None,
-    names: Sequence[str] = NAMES,
+    seeds: Sequence[int], sizes: Sequence[int] = SIZES, encode: Encode | None = None, names: Sequence[str] = NAMES
 ) -> list[Stream]:
     """Workloads of all sizes, from modules that were not used to choose the defaults of drafters."""
-    return [stream(name, size, seed, corpus(), encode or bpe()) for name in names for size in sizes for seed in seeds]
+    return [stream(name, size, seed, encode or bpe()) for name in names for size in sizes for seed in seeds]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm import load
-from mlx_lm.draft import DraftStats, LearnedCosts, device_costs
+from mlx_lm.draft import DraftStats, EditStrategy, LearnedCosts, SuffixStrategy, device_costs
 from mlx_lm.generate import generate_step, speculative_generate_step
 
 from conformance import FIXTURE
 from conformance.lab import streams as made
 from conformance.lab.simulate import __main__ as simulate
-from conformance.lab.simulate import batches, follow
+from conformance.lab.simulate import batches
 from conformance.lab.simulate.rivals import RIVALS, limits
 from conformance.lab.simulate.run import M4, TABLES, makers, run
 from conformance.lab.streams import Stream
-from conformance.lab.trained import HeadDrafts
-from conformance.lab.trained.__main__ import WORK, judged, rows
+from conformance.lab.trained.__main__ import WORK, HeadDrafts, judged, rows
 from conformance.lab.trained.head import load_head
 from conformance.pages import DRAFTING, USE, text_of
 from conformance.subjects.prompts import PROMPTS
@@ -46,8 +49,28 @@ def test_a_row_of_the_batches() -> None:
     assert f"\n{line(['prose', *speeds])} " in text_of(USE)
 
 
-def test_the_example_of_an_edit_is_what_the_strategy_does() -> None:
-    assert follow.shown() in text_of(DRAFTING)
+def words(text: str) -> list[str]:
+    return re.findall(r" ?[A-Za-z]+|\n *| +|\S", text)
+
+
+@pytest.mark.parametrize(("make", "column"), [(SuffixStrategy, 1), (EditStrategy, 3)])
+def test_the_example_of_an_edit_is_what_the_strategy_does(make: Callable[[], Any], column: int) -> None:
+    """A row of the table is a forward pass: the drafted text that is accepted, and the word that the model adds."""
+    (table,) = re.findall(r"^\| pass \|.*\n.*\n((?:\|.*\n)+)", text_of(DRAFTING), re.MULTILINE)
+    lines = [re.findall(r"\| `?(.*?)`? ?(?=\|)", row) for row in table.splitlines()]
+    passes = [[cell.replace(r"\n", "\n") for cell in cells[column : column + 2]] for cells in lines]
+    answer = "".join(chain(*passes))
+    prompt = f"Rename size.\n{answer.replace('total_weight', 'size')}|"
+    ids = {word: i for i, word in enumerate(dict.fromkeys(words(prompt + answer)))}
+    strategy = make()
+    strategy.begin([ids[word] for word in words(prompt)])
+    for drafted, added in passes:
+        right, after = ([ids[word] for word in words(text)] for text in (drafted, added))
+        draft = strategy.propose(16) if right + after else []
+        assert draft[: len(right)] == right, drafted
+        assert not after or draft[len(right) :][:1] != after, f"{added!r} is drafted"
+        strategy.accept(len(right), len(draft))
+        strategy.observe(right + after)
 
 
 @pytest.mark.parametrize("table", TABLES)

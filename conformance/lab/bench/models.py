@@ -1,9 +1,10 @@
-"""The models to measure: a wider form of the fixture, or any other model."""
+"""The models to measure, a wider form of the fixture or any other model, and the time of their blocks of tokens."""
 
 from __future__ import annotations
 
-import json
-import shutil
+import statistics
+import time
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.draft.costs import LearnedCosts
 from mlx_lm.draft.model import block_costs
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from mlx_lm.utils import load_config, save
 
 from conformance import FIXTURE
 
@@ -63,6 +65,28 @@ def copied(cache: Cache) -> Cache:
     return copy
 
 
+def block_seconds(model: Any, cache: Cache, lengths: Sequence[int], repeats: int, n_rows: int = 1) -> dict[int, float]:
+    """The median seconds of a block of each length, in ``n_rows`` rows. The lengths take turns.
+
+    Each round has one more token before its blocks: CUDA prepares its attention for each length of the context anew.
+    """
+    samples: dict[int, list[float]] = {length: [] for length in lengths}
+    cache = copied(cache)
+    trimmed = can_trim_prompt_cache(cache)
+    for _ in range(repeats + 1):
+        mx.eval(model(mx.array([[1]] * n_rows), cache=cache))
+        for length in lengths:
+            used = cache if trimmed else copied(cache)
+            tokens = mx.array([[1 + i % 7 for i in range(length)]] * n_rows)
+            start = time.perf_counter()
+            mx.eval(model(tokens, cache=used))
+            samples[length].append(time.perf_counter() - start)
+            if trimmed:
+                trim_prompt_cache(used, length)
+    # The first round compiles, and grows the cache.
+    return {length: statistics.median(values[1:]) for length, values in samples.items()}
+
+
 def larger(hidden: int = HIDDEN, weights: str = "bf16") -> Subject:
     """The fixture with ``hidden`` neurons in each MLP.
 
@@ -94,12 +118,8 @@ def weights_of(model: Any) -> str:
     return names.get(max(set(types), key=types.count), "mixed")
 
 
-def save(model: Any, folder: Path) -> Path:
+def write(subject: Subject, folder: Path) -> None:
     """Write a form of the fixture as a model directory that a server can load."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(FIXTURE / name, folder)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
-    config = json.loads((FIXTURE / "config.json").read_text())
-    config["intermediate_size"] = model.model.layers[0].mlp.gate_proj.weight.shape[0]
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return folder
+    config = load_config(FIXTURE)
+    config["intermediate_size"] = subject.model.model.layers[0].mlp.gate_proj.weight.shape[0]
+    save(folder, FIXTURE, subject.model, subject.tokenizer, config, donate_model=False)

@@ -27,8 +27,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx_lm.utils import save_config, save_model
 from tokenizers import Tokenizer
 
 from conformance import FIXTURE, ROOT
@@ -38,15 +37,27 @@ from conformance.subjects.architectures import CONFIGS, build
 from conformance.subjects.prompts import Message
 from conformance.tables import number, table
 
-WITH, WITHOUT, STOCK = "with", "without", "release"
 OPTIONS: dict[str, list[str]] = {
-    WITH: ["--prompt-cache-checkpoints", "8"],
-    WITHOUT: ["--prompt-cache-checkpoints", "0"],
-    STOCK: [],
+    "with": ["--prompt-cache-checkpoints", "8"],
+    "without": ["--prompt-cache-checkpoints", "0"],
+    "release": [],
 }
+WITH, WITHOUT, STOCK = OPTIONS
 DOORS = {"batch": None, "alone": 0}
+HIDDEN, LAYERS = 128, 4
+# What differs from the tiny models of all architectures, and of each.
+SIZE = {"vocab_size": 1026, "eos_token_id": 0, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+SIZE |= {"intermediate_size": 3 * HIDDEN, "max_position_embeddings": 65536}
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {"layer_types": None, "sliding_window": None},
+    "gemma3_text": {"sliding_window": 256},
+    "qwen3_next": {"full_attention_interval": LAYERS, "mlp_only_layers": list(range(LAYERS))},
+    # Heads of 16.
+    "mamba2": {"num_heads": HIDDEN // 8},
+    "lfm2": {"block_dim": HIDDEN, "layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
+}
 # The tables compare with the first one, whose cache can be trimmed to any length.
-NAMES = ("llama", "gemma3_text", "qwen3_next", "mamba2", "lfm2")
+NAMES = tuple(OWN)
 THINKING = ["<think>", "</think>"]
 TEMPLATE = """{%- set ns = namespace(last=0) -%}
 {%- for m in messages -%}{%- if m.role == "user" -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
@@ -59,8 +70,6 @@ TEMPLATE = """{%- set ns = namespace(last=0) -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- "<|assistant|><think>\n" -}}{%- endif -%}"""
 WORDS = "the agent reads a file and calls tools then says what it found in this old part of code for each test".split()
-# Of the models.
-HIDDEN, LAYERS, WINDOW = 128, 4, 256
 
 
 @dataclass(frozen=True)
@@ -107,21 +116,6 @@ def session(plan: Plan) -> list[tuple[list[Message], Message]]:
     return [*found, again, again, ([system, message("user", plan.text)], answer())]
 
 
-def sizes(name: str) -> dict[str, Any]:
-    """What differs from the tiny model of an architecture."""
-    size = {"vocab_size": 1026, "eos_token_id": 0, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
-    size |= {"intermediate_size": 3 * HIDDEN, "max_position_embeddings": 65536}
-    own: dict[str, dict[str, Any]] = {
-        "llama": {"layer_types": None, "sliding_window": None},
-        "gemma3_text": {"sliding_window": WINDOW},
-        "qwen3_next": {"full_attention_interval": LAYERS, "mlp_only_layers": list(range(LAYERS))},
-        # Heads of 16.
-        "mamba2": {"num_heads": HIDDEN // 8},
-        "lfm2": {"block_dim": HIDDEN, "layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
-    }
-    return CONFIGS[name] | size | own[name] | {"model_type": name}
-
-
 def tokenizer() -> Tokenizer:
     made = Tokenizer.from_file(str(FIXTURE / "tokenizer.json"))
     made.add_tokens(THINKING)
@@ -130,14 +124,13 @@ def tokenizer() -> Tokenizer:
 
 def save(name: str, folder: Path) -> None:
     """Write a model with random weights, and the tokenizer of the fixture with tokens for thinking."""
-    config = sizes(name)
+    config = CONFIGS[name] | SIZE | OWN[name] | {"model_type": name}
     with patch.dict(CONFIGS, {name: config}):
-        weights = dict(tree_flatten(build(name).parameters()))
+        save_model(folder, build(name))
+    save_config(config, folder / "config.json")
     shutil.copy(FIXTURE / "tokenizer_config.json", folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
 
 
 @contextmanager
@@ -153,16 +146,14 @@ def servers(name: str, entries: int) -> Iterator[dict[str, subprocess.Popen[str]
             env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path)), "HF_HUB_OFFLINE": "1"}
             command = [sys.executable, "-m", "conformance.lab.bench.prefix_server", "--model", str(folder)]
             command += ["--log-level", "ERROR", "--prompt-cache-size", str(entries), *options]
-            pipe = subprocess.PIPE
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, cwd=ROOT)
             # Its input ends first, then it is waited for.
-            made[way] = stack.enter_context(process)
+            made[way] = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
+            )
         yield made
 
 
-def asked(process: subprocess.Popen[str], **request: Any) -> dict[str, Any]:
-    assert process.stdin
-    assert process.stdout
+def asked(process: Any, **request: Any) -> dict[str, Any]:
     print(json.dumps(request), file=process.stdin, flush=True)
     answer: dict[str, Any] = json.loads(process.stdout.readline())
     return answer

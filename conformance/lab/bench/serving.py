@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def first_token(server: Client, draft_type: str, tokens: int) -> Burst:
             first = next(pieces)
             seconds = time.perf_counter() - start
             rest = list(pool.map("".join, busy))
-            texts = [*map("".join, zip(begun, rest, strict=True)), first + "".join(islice(pieces, None))]
+            texts = [*map("".join, zip(begun, rest, strict=True)), first + "".join(pieces)]
     return Burst(texts, 1 / seconds)
 
 
@@ -116,9 +115,9 @@ def joining(server: Client, _: Sequence[int], tokens: int) -> Cases:
 def measure(subject: Subject, clients: Sequence[int], tokens: int, repeats: int) -> Iterator[Row]:
     """A row for each kind of comparison and number of clients."""
     with tempfile.TemporaryDirectory() as folder:
-        model = str(models.save(subject.model, Path(folder)))
+        models.write(subject, Path(folder))
         for cache_size, cases in ("10", decoding), ("0", joining):
-            with serve("--prompt-cache-size", cache_size, model=model, cold=True) as server:
+            with serve("--prompt-cache-size", cache_size, model=folder, cold=True) as server:
                 # The first requests compile functions, and teach the planner the costs of blocks.
                 burst(server, [*COPIES, OTHER], "auto", tokens)
                 burst(server, COPIES * 2, "auto", tokens)

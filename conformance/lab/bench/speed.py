@@ -1,6 +1,6 @@
 """Compare drafted with plain decoding on a few prompts: a model as slow as a larger one, or a real one with real text.
 
-python -m conformance.lab.bench.speed [--repeats 5] [--strategies edit suffix ngram-simple ngram-mod]
+python -m conformance.lab.bench.speed [--strategies edit suffix ngram-simple ngram-mod]
 python -m conformance.lab.bench.speed --model smollm2 --strategies edit --temperature 0.8
 
 Without --model it is the fixture with a wider MLP, which computes the same at the cost of a model of 24 million
@@ -18,8 +18,8 @@ from mlx_lm import load
 
 from conformance.arguments import at_least_one, parser
 from conformance.lab.bench import models
-from conformance.lab.bench.cells import LEAST_REPEATS, REPEATS, Ready, compared
-from conformance.lab.recorded.answers import answers, is_judge
+from conformance.lab.bench.cells import REPEATS, Ready, compared
+from conformance.lab.recorded import FILES, is_judge, read
 from conformance.smollm2 import MODELS, NotMade, path_of
 from conformance.smollm2.tasks import TASKS
 from conformance.subjects.prompts import PROMPTS
@@ -33,24 +33,21 @@ def known(subject: models.Subject, is_real: bool) -> dict[str, list[int]]:
     """The prompts by name, in token ids."""
     asked = {name: make() for name, make in TASKS.items()} if is_real else PROMPTS
     found = {name: subject.encode(messages) for name, messages in asked.items()}
-    for one in answers() if is_real else ():
-        if is_judge(one.source):
-            found.setdefault(one.kind, one.prompt)
+    for one in read(FILES["answers"]) if is_real else ():
+        if is_judge(one["source"]):
+            found.setdefault(one["kind"], one["prompt"])
     return found
 
 
-def main() -> int:
+def main() -> None:
     options = parser(__doc__)
     add = partial(options.add_argument, help="default: %(default)s")
-    add("--repeats", type=int, default=REPEATS)
     add("--tokens", type=at_least_one, default=256)
     add("--strategies", nargs="+", default=list(LOOKUPS), choices=LOOKUPS, metavar="NAME")
     add("--temperature", type=float, default=0.0)
     add("--model", choices=list(MODELS), help="a model of scripts/model.sh, with tasks of its own")
     add("--prompts", nargs="+", metavar="NAME", help="some of the prompts")
     args = options.parse_args()
-    if args.repeats < LEAST_REPEATS:
-        options.error(f"--repeats must be at least {LEAST_REPEATS}: parity is checked on as many runs")
     try:
         loaded = load(path_of(args.model)) if args.model else None
     except NotMade as error:
@@ -62,15 +59,14 @@ def main() -> int:
     print(f"{subject.name}, {subject.weights}\n\n{table(HEAD)}")
     for name in args.prompts or prompts:
         ready = Ready(subject, prompts[name], args.tokens, args.temperature)
-        for strategy, row in zip(args.strategies, compared(ready, args.strategies, args.repeats), strict=True):
+        for strategy, row in zip(args.strategies, compared(ready, args.strategies, REPEATS), strict=True):
             spread = f"{row['low']:.2f} to {row['high']:.2f}" if row["parity"] else "no parity"
             n_tokens = f"{row['tokens']}{' (a loop)' * row['loop']}"
             counts = (f"{row['plain_tps']:.1f}", n_tokens, row["tokens_per_forward"], row["fed_per_token"])
             print(line([name, strategy, row["speed"], spread, *counts]), flush=True)
     costs = subject.costs
     print(f"\ncosts of blocks, as they were learned: { {n: round(costs(n), 2) for n in costs.table.lengths} }")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

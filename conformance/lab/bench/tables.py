@@ -20,7 +20,7 @@ from conformance.tables import number, table
 
 DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "use.md")
 MARKED = re.compile(r"(<!-- bench ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
-NO_PARITY, NOTHING = "no parity", "Not measured yet.\n"
+NO_PARITY = "no parity"
 # The rows of each stage, by the name of its file.
 Results = dict[str, pd.DataFrame]
 
@@ -86,14 +86,14 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
 }
 
 
-def made(name: str, results: Results) -> str:
-    stage, make = TABLES[name]
-    return make(results) if stage in results else NOTHING
-
-
 def filled(text: str, results: Results) -> str:
     """A document with the tables of these results between its markers."""
-    return MARKED.sub(lambda found: found[1] + made(found[2], results) + found[3], text)
+
+    def made(found: re.Match[str]) -> str:
+        stage, make = TABLES[found[2]]
+        return f"{found[1]}{make(results)}{found[3]}" if stage in results else found[0]
+
+    return MARKED.sub(made, text)
 
 
 def draw(results: Results, folder: Path) -> None:

@@ -59,8 +59,11 @@ def summary(rng: random.Random, corpus: Corpus, chars: int) -> list[Message]:
 
 
 def ambiguous(rng: random.Random, _: Corpus, chars: int) -> list[Message]:
-    text = workloads.ambiguous_text(rng)
-    return chat(f"Write prose.\n{fenced(text(chars // 12))}", text(chars // 12))
+    """A few 3-grams in random order. The end always matches, but the next token is random."""
+    names = "item value count total first last node path".split()
+    grams = [" ".join(rng.choice(names) for _ in range(3)) for _ in range(8)]
+    text, answer = (" ".join(rng.choice(grams) for _ in range(chars // 12)) for _ in range(2))
+    return chat(f"Write prose.\n{fenced(text)}", answer)
 
 
 def drawn(*kinds: str) -> Draw:

@@ -1,10 +1,6 @@
 """Estimate what drafting gains, without a model: recorded streams, the package's loop, and a table of block costs.
 
-python -m conformance.lab.simulate                  # the answers of SmolLM2, with the block costs of three devices
-python -m conformance.lab.simulate --sampled        # answers of it at temperature 0.8 with a seed
-python -m conformance.lab.simulate --real-edits     # two releases of a file, formatted code, tables to JSON
-python -m conformance.lab.simulate --fixture        # made-up work, with the fixture's tokenizer
-python -m conformance.lab.simulate --edits          # made-up edits all over a text
+python -m conformance.lab.simulate      # the answers of SmolLM2, with the block costs of three devices
 
 The speed is the cost of plain decoding divided by the cost of the blocks. It leaves out the time of drafting itself.
 Answers that run into a loop have a row of their own and count in no mean. The last two columns are the limits: an

@@ -48,16 +48,15 @@ class Batch:
         # What is known of a model before it is called.
         self._vocab_size, self._is_stepped = VOCAB, False
         self.generator = BatchGenerator(self, completion_batch_size=size, prefill_batch_size=size, draft_costs=costs)
-        self.generator.insert(
-            [request.prompt[-1:] for request in self.requests],
-            [len(request.answer) for request in self.requests],
-            # All prompts are cached.
-            all_tokens=[request.prompt[:-1] for request in self.requests],
-            samplers=[says(request.answer) for request in self.requests],
-            planners=[
-                Planner(make(), MAX_AUTO_DRAFT, DraftStats(), costs) if drafted else None for _, drafted in asked
-            ],
-        )
+        for request, drafted in asked:
+            self.generator.insert(
+                [request.prompt[-1:]],
+                [len(request.answer)],
+                # All of a prompt is cached.
+                all_tokens=[request.prompt[:-1]],
+                samplers=[says(request.answer)],
+                planners=[Planner(make(), MAX_AUTO_DRAFT, DraftStats(), costs) if drafted else None],
+            )
         # The cost of all blocks, of plain batching, and of the time of each row in passes without drafts.
         self.spent = self.plain = self.share = 0.0
         self.fed = False

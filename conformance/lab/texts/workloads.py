@@ -1,7 +1,7 @@
 """Conversations with answers that repeat their prompts: edits, records, quotes. Also prose that repeats nothing.
 
-The training of the fixture, the demo and the tests use these. Everything is drawn from a seeded ``random.Random``, so
-a seed gives the same conversation on every machine. ``Corpus`` also needs the same Python standard library.
+Everything is drawn from a seeded ``random.Random``, so a seed gives the same conversation on every machine. ``Corpus``
+also needs the same Python standard library.
 """
 
 from __future__ import annotations
@@ -68,11 +68,7 @@ class Corpus:
 
 
 def _docstrings(source: str) -> Iterator[str]:
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             text = " ".join((ast.get_docstring(node) or "").split())
             if len(text) > 80 and ">>>" not in text:
@@ -175,13 +171,6 @@ def outline(code: str) -> list[Message]:
     """List the first lines of all functions and classes."""
     heads = [line.strip() for line in code.split("\n") if re.match(r"\s*(def|class) ", line)]
     return chat(f"List the functions.\n{fenced(code)}", fenced("\n".join(heads))) if heads else []
-
-
-def ambiguous_text(rng: random.Random) -> Callable[[int], str]:
-    """Makes texts of a few 3-grams in random order. The end always matches, but the next token is random."""
-    names = "item value count total first last node path".split()
-    grams = [" ".join(rng.choice(names) for _ in range(3)) for _ in range(8)]
-    return lambda n_grams: " ".join(rng.choice(grams) for _ in range(n_grams))
 
 
 def continuation(rng: random.Random, text: str, what: str) -> list[Message]:

@@ -6,18 +6,21 @@ python -m conformance.lab.trained
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlx_lm.draft import BlockCosts, EditStrategy, HeadDraftStrategy, Proposal
 
 from conformance.arguments import parser
-from conformance.lab.recorded.answers import FILES, is_judge, read
+from conformance.lab.recorded import FILES, is_judge, read
 from conformance.lab.simulate.__main__ import TITLES
 from conformance.lab.simulate.run import TABLES, Row, decode, run
 from conformance.lab.streams import LOOPS, Stream, recorded
-from conformance.lab.trained import COST, DRAFTS, HeadDrafts
-from conformance.tables import line, table
+from conformance.tables import table
 
+# A token of the head of SmolLM2, in forward passes: by the share of the model's weights that it reads.
+COST = 0.066
 # Kinds of work by what they copy, the least first: a file, and the kinds of it, or all.
 WORK: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "prose": ("answers", ("answer", "summarize", "quote")),
@@ -27,6 +30,16 @@ WORK: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "sampled answers": ("sampled", None),
     "real edits": ("edits", None),
 }
+
+
+@dataclass(frozen=True)
+class HeadDrafts:
+    """What a head drafts after each token of a recorded answer, and how likely each token is to it, in percent."""
+
+    kind: str
+    source: str
+    tokens: list[list[int]]
+    chances: list[list[int]]
 
 
 class Recorded(HeadDraftStrategy):
@@ -49,7 +62,7 @@ class Recorded(HeadDraftStrategy):
 def judged(work: str) -> Iterator[tuple[Stream, HeadDrafts]]:
     """The streams that the head was not trained on, each with its drafts. Answers that run into a loop are left out."""
     what, kinds = WORK[work]
-    found = (HeadDrafts(**one) for one in read(DRAFTS / f"{what}.jsonl.gz"))
+    found = (HeadDrafts(**one) for one in read(Path(__file__).parent / "drafts" / f"{what}.jsonl.gz"))
     drafts = {(one.kind, one.source): one for one in found}
     for one in read(FILES[what]):
         if is_judge(one["source"]) and (kinds is None or one["kind"] in kinds):
@@ -73,19 +86,18 @@ def rows(streams: Sequence[tuple[Stream, HeadDrafts]], costs: BlockCosts) -> dic
 
 def main() -> None:
     parser(__doc__, "python -m conformance.lab.trained").parse_args()
-    results = {work: {name: rows(list(judged(work)), costs) for name, costs in TABLES.items()} for work in WORK}
-    columns = [(device, name) for device in TABLES for name in ("edit", "head", "both")]
-    head = ["", "streams", "tokens", *(f"{device}: {name}" for device, name in columns)]
+    columns = [f"{device}: {name}" for device in TABLES for name in ("edit", "head", "both")]
+    found: dict[str, list[Row]] = {}
+    counts: dict[str, list[int]] = {}
+    for work in WORK:
+        streams = list(judged(work))
+        counts[work] = [len(streams), sum(one.n_answered for one, _ in streams)]
+        found[work] = [row for costs in TABLES.values() for row in rows(streams, costs).values()]
+    worst = [f"{min(row.worst for row in column):.3f}" for column in zip(*found.values(), strict=True)]
     for value in ("tokens_a_forward", "speed"):
-        print(f"{TITLES[value]}\n\n{table(head)}")
-        for work, by_device in results.items():
-            streams = [one for one, _ in judged(work)]
-            counts = [len(streams), sum(one.n_answered for one in streams)]
-            print(line([work, *counts, *(by_device[device][name].mean(value) for device, name in columns)]))
-        worst = [min(by_device[device][name].worst for by_device in results.values()) for device, name in columns]
-        if value == "speed":
-            print(line(["worst stream", "", "", *(f"{one:.3f}" for one in worst)]))
-        print(flush=True)
+        lines = [[work, *counts[work], *(row.mean(value) for row in found[work])] for work in WORK]
+        lines += [["worst stream", "", "", *worst]] if value == "speed" else []
+        print(f"{TITLES[value]}\n\n{table(['', 'streams', 'tokens', *columns], lines)}\n")
 
 
 if __name__ == "__main__":

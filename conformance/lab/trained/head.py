@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,8 +11,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.llama import TransformerBlock
-
-from conformance.lab.trained import path_of
 
 
 class TrainedHead(nn.Module):
@@ -52,7 +51,7 @@ class TrainedHead(nn.Module):
 
 def load_head(name: str, model: Any) -> TrainedHead:
     """The head that was trained for a model: "fixture" or "smollm2"."""
-    kept = mx.load(str(path_of(name)))
+    kept = mx.load(str(Path(__file__).parent / "heads" / f"{name}.safetensors"))
     head = TrainedHead(model, kept.pop("said"))
     head.load_weights([(n, w * kept.get(f"{n}.scale", 1)) for n, w in kept.items() if not n.endswith(".scale")])
     head.set_dtype(model.model.norm.weight.dtype)
