@@ -19,6 +19,12 @@ def clone(tmp_path: Path) -> Clone:
 
 
 @pytest.fixture(scope="session")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """A copy without a checkout, for commands that change nothing."""
+    return Clone.made(tmp_path_factory.mktemp("untouched") / NAME)
+
+
+@pytest.fixture(scope="session")
 def applied_once(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     made = Clone.made(tmp_path_factory.mktemp("applied") / NAME)
     made.apply()
