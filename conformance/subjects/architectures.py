@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import cache
@@ -42,33 +42,19 @@ PROMPT, STEPS, VOCAB = 70, 5, 64
 SCALE = 3.0
 
 
-def _top_level_names(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.ImportFrom):
-            names.update(alias.asname or alias.name for alias in node.names)
-    return names
-
-
 @cache
-def _model_modules() -> dict[str, bool]:
-    """Each module of mlx_lm.models, and whether it is a model.
+def model_files() -> list[str]:
+    """The names of the models that the installed mlx-lm has. A module without the two classes is no language model.
 
     The source is read, not imported: some modules end the process if a package is missing.
     """
-    folder = Path(mlx_lm.models.__path__[0])
-    return {path.stem: _top_level_names(path) >= {"Model", "ModelArgs"} for path in folder.glob("*.py")}
+    texts = {path.stem: path.read_text("utf-8") for path in Path(mlx_lm.models.__path__[0]).glob("*.py")}
+    return sorted(name for name, text in texts.items() if all(_has(text, one) for one in ("Model", "ModelArgs")))
 
 
-# Modules that models share. A module without the two classes is no language model.
-NOT_MODELS: frozenset[str] = frozenset(name for name, is_model in _model_modules().items() if not is_model)
-
-
-def model_files() -> list[str]:
-    """The names of the models that the installed mlx-lm has."""
-    return sorted(name for name, is_model in _model_modules().items() if is_model)
+def _has(text: str, name: str) -> bool:
+    """Whether a module has a class, of its own or imported."""
+    return re.search(rf"^(class|from \S+ import( \([^)]*|.*))\s{name}\b", text, re.MULTILINE) is not None
 
 
 def runnable() -> list[str]:
@@ -77,9 +63,15 @@ def runnable() -> list[str]:
 
 
 @cache
+def caches_of(name: str) -> list[Any]:
+    """The caches of a model, to be looked at."""
+    return make_cache(outline(name))
+
+
+@cache
 def batched() -> list[str]:
     """The runnable models whose caches can be merged."""
-    return [name for name in runnable() if all(hasattr(cache, "merge") for cache in make_cache(outline(name)))]
+    return [name for name in runnable() if all(hasattr(cache, "merge") for cache in caches_of(name))]
 
 
 def leaves(caches: Iterable[Any]) -> Iterator[Any]:
@@ -91,7 +83,7 @@ def leaves(caches: Iterable[Any]) -> Iterator[Any]:
 @cache
 def recurrent() -> list[str]:
     """The runnable models with recurrent layers."""
-    kinds = {name: {type(layer).__name__ for layer in leaves(make_cache(outline(name)))} for name in runnable()}
+    kinds = {name: {type(layer).__name__ for layer in leaves(caches_of(name))} for name in runnable()}
     return [name for name, held in kinds.items() if "ArraysCache" in held]
 
 

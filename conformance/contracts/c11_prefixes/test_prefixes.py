@@ -9,7 +9,7 @@ import pytest
 from conformance.caches.kinds import WHOLE
 from conformance.caches.layers import leaves
 from conformance.contracts.c11_prefixes.sessions import ANSWER, PROMPT, WINDOW, Session, partly
-from conformance.subjects.architectures import SHORT, batched, build, make_cache, outline, runnable
+from conformance.subjects.architectures import SHORT, batched, build, caches_of, runnable
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # How many tokens the next prompt shares: none, at the edges of the window, in the middle, at the ends of messages and
@@ -21,9 +21,7 @@ ROUNDING = dict.fromkeys(
     "bailing_hybrid falcon_h1 granitemoehybrid longcat_flash_ngram mamba2 nemotron_h plamo2".split(), 1e-4
 )
 # Models with a layer that does not hold every token of a long prompt.
-UNTRIMMABLE = [
-    name for name in runnable() if not all(type(c).__name__ in WHOLE for c in leaves(make_cache(outline(name))))
-]
+UNTRIMMABLE = [name for name in runnable() if not all(type(c).__name__ in WHOLE for c in leaves(caches_of(name)))]
 
 
 @pytest.mark.parametrize("name", UNTRIMMABLE)
