@@ -213,7 +213,7 @@ class Plain:
     """What plain decoding of a model gives. Each answer is decoded once."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.answer = model, cache(self._answer)
+        self.model, self.answer, self.after = model, cache(self._answer), cache(self._after)
 
     def _answer(self, prompt: tuple[int, ...], n: int, temperature: float = 0, processor: Any = None) -> Alone:
         drawing = Drawing(temperature)
@@ -221,6 +221,13 @@ class Plain:
         tokens, rows = zip(*generate_step(mx.array(prompt), self.model, **options), strict=True)
         ties = (i for i, margin in enumerate(drawing.margins[:n]) if margin < NEAR_TIE)
         return Alone(list(tokens), list(rows), next(ties, n))
+
+    def _after(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[mx.array]:
+        """The next turn on a cache that was fed a prompt and these tokens."""
+        layers = make_prompt_cache(self.model)
+        for block in filter(None, (prompt[:-1], prompt[-1:], *([token] for token in tokens))):
+            self.model(mx.array([block]), cache=layers)
+        return next_turn(self.model, layers)
 
     def ask(
         self,
@@ -287,11 +294,8 @@ class Rows:
 
     def check_cache(self, row: Row, layers: list[Any], prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """A cache behaves as if it was fed these tokens alone."""
-        model = self.plain.model
-        alone = make_prompt_cache(model)
-        for block in filter(None, (prompt[:-1], prompt[-1:], *([token] for token in tokens))):
-            model(mx.array([block]), cache=alone)
-        if not self.near(row, off := gap(next_turn(model, deepcopy(layers)), next_turn(model, alone)), 16):
+        right = self.plain.after(tuple(prompt), tuple(tokens))
+        if not self.near(row, off := gap(next_turn(self.plain.model, deepcopy(layers)), right), 16):
             row.broken(f"the next turn on its cache is off by {off:.2g}")
 
     def look(self, uid: int, how: str) -> list[tuple[list[Any], list[int]]]:
