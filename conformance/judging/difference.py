@@ -54,8 +54,8 @@ def of_cases(was: Result, now: Result) -> str | None:
     if not other:
         return MENDED if len(after) < len(before) else None
     case = min(other, key=lambda case: case in before)
-    # The first failure has lines that show it.
-    now.lines = now.lines if case == next(iter(after)) else ""
+    # The lines are of what the test says itself.
+    now.lines = now.lines if now.cases.get(case, now.said) == now.said else ""
     now.said = f"{f'{case}: ' if case else ''}{now.cases.get(case, now.said)}"
     now.said += f" (on the base: {was.cases[case] if case else was.said})" if case in before else ""
     return CHANGED if before.keys() - after.keys() and case in before else BROKE
