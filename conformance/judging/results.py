@@ -68,8 +68,12 @@ def kind(reason: str) -> str:
 
 
 def asked_files(parts: list[str]) -> list[str]:
-    """The files with tests of these parts that are asked of any tree, by their path in the repository."""
-    tests = (path for path in sorted((ROOT / "conformance").rglob("test_*.py")) if "mark.asked(" in path.read_text())
+    """The files with tests of these parts that are asked of any tree, by their path in the repository.
+
+    Programs on caches come first, as they are the shortest that fail, and explain what is wrong with models.
+    """
+    paths = sorted((ROOT / "conformance").rglob("test_*.py"), key=lambda path: (path.name != "test_programs.py", path))
+    tests = (path for path in paths if "mark.asked(" in path.read_text())
     names = (path.relative_to(ROOT).as_posix() for path in tests)
     return [name for name in names if part_of(name) in parts]
 
