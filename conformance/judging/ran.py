@@ -41,7 +41,12 @@ def looked_at(base: Path, tree: Path, names: list[str], covered: dict[str, dict[
     found = []
     for name in names:
         lines, about = changed_lines(lines_of(base / name) or [], lines_of(tree / name) or []), covered.get(name)
-        if about is not None and (code := lines.intersection(about["executed_lines"] + about["missing_lines"])):
+        if about is None:
+            continue
+        # Of a statement coverage.py counts the first line.
+        first = beginnings((tree / name).read_text("utf-8"))
+        lines = {first.get(n, n) for n in lines}
+        if code := lines.intersection(about["executed_lines"] + about["missing_lines"]):
             makers, never = generators((tree / name).read_text("utf-8")), uncalled(about["functions"], lines)
             ordered = sorted((0 if one.rpartition(".")[2] in makers else 1 + (one == "main"), one) for one in never)
             found.append(File(name, len(code), len(code.intersection(about["executed_lines"])), ordered))
@@ -52,6 +57,13 @@ def changed_lines(before: list[str], after: list[str]) -> set[int]:
     """The numbers of the lines that are new or changed. Where lines were deleted, the one that follows counts."""
     spans = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return {n + 1 for tag, _, _, i, j in spans if tag != "equal" for n in range(i, max(j, i + 1))}
+
+
+def beginnings(source: str) -> dict[int, int]:
+    """The first line of the statement that a line is in, of statements that hold no others."""
+    statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt))
+    alone = (node for node in statements if not hasattr(node, "body"))
+    return {n: node.lineno for node in alone for n in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
 
 
 def generators(source: str) -> set[str]:

@@ -158,6 +158,15 @@ def test_what_of_a_tree_ran(tmp_path: Path) -> None:
     assert changed_files(old, new) == ["a.py", "b.py"], "a file that went is a change"
 
 
+def test_a_changed_line_inside_of_a_statement_counts(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, last in ((old, "2"), (new, "3")):
+        folder.mkdir()
+        (folder / "a.py").write_text(f"if True:\n    a = (\n        {last},\n    )\n")
+    found = looked_at(old, new, ["a.py"], {"a.py": {"executed_lines": [1], "missing_lines": [2], "functions": {}}})
+    assert found == [File("a.py", 1, 0)]
+
+
 ASKED = """
 import os, pytest, time
 
