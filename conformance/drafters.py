@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
 # The vocabulary of the tiny models.
 VOCAB = 64
 # A token that no recorded text holds.
@@ -99,3 +102,35 @@ class Changing(Wrong):
     def observe(self, tokens: Sequence[int]) -> None:
         self.n_seen += 1
         self.likely = (0.7, 0.86, 0.94, 0.97, 0.99, 0.995)[self.n_seen % 6]
+
+
+class Head:
+    """A draft head that says the next token of a text by its place, a wrong one at each ``wrong``-th place.
+
+    Its cache holds what a head has to keep right: each token, and a digest of the hidden state that it was drawn from.
+    """
+
+    hidden_layers, cost = (-1,), 0.01
+    # A quantized cache takes groups of this many.
+    WIDTH = 32
+
+    def __init__(self, text: Sequence[int], wrong: int = 4) -> None:
+        self.text, self.wrong = text, wrong
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache()]
+
+    def __call__(self, tokens: mx.array, hidden: mx.array, cache: list[Any]) -> mx.array:
+        digest = hidden.astype(mx.float32).sum(axis=-1)
+        wide = (mx.repeat(x[:, None, :, None].astype(mx.float32), self.WIDTH, axis=-1) for x in (tokens, digest))
+        cache[0].update_and_fetch(*wide)
+        places = mx.array(cache[0].offset).reshape(-1, 1) + mx.arange(1 - tokens.shape[1], 1)
+        return mx.broadcast_to(places[..., None], hidden.shape).astype(mx.float32)
+
+    def likeliest(self, hidden: mx.array) -> tuple[mx.array, mx.array]:
+        tokens = mx.array([[self.said(place) for place in row] for row in hidden[..., 0].astype(mx.int32).tolist()])
+        return tokens, mx.full(tokens.shape, 0.7)
+
+    def said(self, place: int) -> int:
+        token = self.text[place] if place < len(self.text) else 0
+        return (token + (place % self.wrong == 0)) % VOCAB

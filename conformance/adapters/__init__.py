@@ -41,9 +41,11 @@ from conformance.oracle.findings import not_offered
 # The draft model for the commands.
 FIXTURE = str(PATH)
 # The adapters of this folder, in the order in which ``find`` tries them.
-SHIPPED = ("series", "published", "stock")
+SHIPPED = ("series", "published", "stock", "heads")
 # The draft models that need not be right once.
 WRONG = ("contrary", "unrelated")
+# What drafts with a head.
+HEADS = ("head", "head and edit")
 FUNCTIONS = ("decode", "stream", "snapshot", "restore", "can_trim", "trim")
 NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "MODELS", "fits"}
 # The options of generate_step that a drafted loop may take too.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm import draft
+from mlx_lm.generate import speculative_generate_step, stream_generate
 from mlx_lm.models.cache import can_trim_prompt_cache as can_trim
 from mlx_lm.models.cache import restore_prompt_cache as restore
 from mlx_lm.models.cache import snapshot_prompt_cache as snapshot
@@ -30,13 +31,8 @@ REQUEST = {"draft_type": "auto", "disable_adaptive_gate": True}
 
 
 def fits() -> bool:
-    return find_spec("mlx_lm.draft") is not None
-
-
-def _draft() -> Any:
-    from mlx_lm import draft
-
-    return draft
+    """Another tree lacks a name that is imported above."""
+    return True
 
 
 def _reference(right: list[int]) -> list[int]:
@@ -46,9 +42,9 @@ def _reference(right: list[int]) -> list[int]:
 
 def _table(right: list[int]) -> Any:
     """A memory that has learned the text, and the text with other tokens in between."""
-    table = _draft().NgramModTable(3, vocab_size=VOCAB)
+    table = draft.NgramModTable(3, vocab_size=VOCAB)
     for shown in (right, [*right[: len(right) // 2], 1, 2, 3]):
-        _draft().NgramModStrategy(table).observe(shown)
+        draft.NgramModStrategy(table).observe(shown)
     return table
 
 
@@ -60,13 +56,13 @@ MAKERS: dict[str, Callable[[list[int]], Any]] = {
     "one right": lambda right: AtDepth(right, 1),
     "two right": lambda right: AtDepth(right, 2),
     "all right": lambda right: AtDepth(right, 3),
-    "NgramSimpleStrategy": lambda right: _draft().NgramSimpleStrategy(2, _reference(right)),
-    "SuffixStrategy": lambda right: _draft().SuffixStrategy(draft_reference=_reference(right)),
-    "EditStrategy": lambda right: _draft().EditStrategy(draft_reference=_reference(right)),
-    "NgramModStrategy": lambda right: _draft().NgramModStrategy(_table(right)),
+    "NgramSimpleStrategy": lambda right: draft.NgramSimpleStrategy(2, _reference(right)),
+    "SuffixStrategy": lambda right: draft.SuffixStrategy(draft_reference=_reference(right)),
+    "EditStrategy": lambda right: draft.EditStrategy(draft_reference=_reference(right)),
+    "NgramModStrategy": lambda right: draft.NgramModStrategy(_table(right)),
 }
 # A stage of the series may not have all.
-DRAFTERS = tuple(name for name in MAKERS if not name.endswith("Strategy") or (fits() and hasattr(_draft(), name)))
+DRAFTERS = tuple(name for name in MAKERS if not name.endswith("Strategy") or hasattr(draft, name))
 
 
 def _how(drafts: Drafts, options: dict[str, Any]) -> dict[str, Any]:
@@ -76,12 +72,8 @@ def _how(drafts: Drafts, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode(model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Iterator[Any]:
-    from mlx_lm.generate import speculative_generate_step
-
     yield from speculative_generate_step(mx.array(prompt), model, **_how(drafts, options))
 
 
 def stream(model: Any, prompt: list[int], drafts: Drafts, tokenizer: Any, **options: Any) -> Iterator[Any]:
-    from mlx_lm.generate import stream_generate
-
     yield from stream_generate(model, tokenizer, mx.array(prompt), **_how(drafts, options))

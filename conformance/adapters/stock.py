@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -46,27 +47,30 @@ with suppress(ImportError):
     from mlx_lm.models.cache import snapshot_prompt_cache as snapshot  # type: ignore[no-redef]
 
 
-def _decoded(steps: Any, model: Any, drafts: Drafts, prompt_cache: list[Any], options: dict[str, Any]) -> Iterator[Any]:
-    """Decode with the caches of both models in one list, as the release takes them, and give each its own back."""
-    n, draft_model = len(prompt_cache), drafts.draft_model(model)
-    both = [*prompt_cache, *(drafts.left or make_prompt_cache(draft_model))]
-    made = steps(draft_model=draft_model, num_draft_tokens=3, prompt_cache=both, **options)
+def side_by_side(start: Callable[..., Any], drafts: Drafts, prompt_cache: list[Any]) -> Iterator[Any]:
+    """Decode with the caches of both in one list, as the release takes them, and give each its own back."""
+    n, both = len(prompt_cache), [*prompt_cache, *drafts.left]
+    steps = start(prompt_cache=both)
     try:
-        for step in made:
+        for step in steps:
             prompt_cache[:], drafts.left = both[:n], both[n:]
             yield step
     finally:
-        made.close()
+        steps.close()
         prompt_cache[:], drafts.left = both[:n], both[n:]
+
+
+def _how(model: Any, drafts: Drafts) -> dict[str, Any]:
+    draft_model = drafts.draft_model(model)
+    drafts.left = drafts.left or make_prompt_cache(draft_model)
+    return {"draft_model": draft_model, "num_draft_tokens": 3}
 
 
 def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, **options: Any) -> Iterator[Any]:
     from mlx_lm.generate import speculative_generate_step
 
-    def steps(**how: Any) -> Any:
-        return speculative_generate_step(mx.array(prompt), model, **how)
-
-    yield from _decoded(steps, model, drafts, prompt_cache, options)
+    start = partial(speculative_generate_step, mx.array(prompt), model, **_how(model, drafts), **options)
+    yield from side_by_side(start, drafts, prompt_cache)
 
 
 def stream(
@@ -74,7 +78,5 @@ def stream(
 ) -> Iterator[Any]:
     from mlx_lm.generate import stream_generate
 
-    def steps(**how: Any) -> Any:
-        return stream_generate(model, tokenizer, mx.array(prompt), **how)
-
-    yield from _decoded(steps, model, drafts, prompt_cache, options)
+    start = partial(stream_generate, model, tokenizer, mx.array(prompt), **_how(model, drafts), **options)
+    yield from side_by_side(start, drafts, prompt_cache)

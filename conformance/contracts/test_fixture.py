@@ -10,9 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm import batch_generate, stream_generate
-from mlx_lm.draft import DraftStats
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step
-from mlx_lm.sample_utils import make_sampler
 
 from conformance.oracle.findings import broken
 from conformance.oracle.recorder import gap
@@ -22,7 +20,6 @@ from conformance.subjects.prompts import PROMPTS, ids
 N = 40
 Model = tuple[Any, Any]
 TYPES = [("edit", 1), ("edit", 16), ("suffix", 1), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)]
-SAMPLERS: list[dict[str, float]] = [{"temp": 0.7}, {"temp": 1.0, "top_p": 0.8}, {"temp": 1.0, "xtc_probability": 0.5}]
 
 
 def plain(model: Any, prompt: list[int], **options: Any) -> list[Any]:
@@ -106,41 +103,3 @@ def test_the_help_lists_every_argument() -> None:
         for name, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and not re.search(rf"\b{name}\b", described):
                 broken(f"{function.__name__} does not describe {name}")
-
-
-@pytest.mark.contract("C4")
-@pytest.mark.parametrize("name", ["tool", "nothing_to_copy"])
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
-def test_seeded_sampling(fixture: Model, name: str, sampler: dict[str, float]) -> None:
-    model, prompt = fixture[0], ids(fixture[1], name)
-    right = plain(model, prompt, sampler=make_sampler(**sampler))
-    compare(model, prompt, right, sampler=make_sampler(**sampler), num_draft_tokens=4)
-
-
-def never_twice(tokens: mx.array, logits: mx.array) -> mx.array:
-    logits[:, tokens] = -mx.inf
-    return logits
-
-
-@pytest.mark.contract("C8")
-def test_nothing_is_drafted_where_no_token_repeats(fixture: Model) -> None:
-    prompt, stats = list(range(5, 45)), DraftStats()
-    right = plain(fixture[0], prompt, logits_processors=[never_twice])
-    compare(fixture[0], prompt, right, logits_processors=[never_twice], stats=stats, num_draft_tokens=8)
-    assert (stats.drafted, stats.forwards) == (0, N + 1)
-
-
-@pytest.mark.contract("C3")
-@pytest.mark.parametrize(("name", "end"), [("tool", "stop"), ("quote", "stop"), ("nothing_to_copy", "length")])
-def test_text_and_end(fixture: Model, name: str, end: str) -> None:
-    """stream_generate stops at the same token, and its last response has the statistics of drafting."""
-    model, tokenizer = fixture
-    prompt = ids(tokenizer, name)
-    right, got = (
-        list(stream_generate(model, tokenizer, prompt, max_tokens=60, **how))
-        for how in ({}, {"prompt_lookup_num_tokens": 3})
-    )
-    assert right[-1].draft is None
-    assert [r.text for r in got] == [r.text for r in right]
-    assert got[-1].finish_reason == right[-1].finish_reason == end
-    assert got[-1].draft.accepted <= got[-1].draft.drafted

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import mlx.core as mx
 import pytest
 from mlx_lm.draft import DraftStats
-from mlx_lm.draft.near_ties import AUTO_NOISE, NearTies
 from mlx_lm.generate import speculative_generate_step
 
 from conformance.drafters import Scripted
-from conformance.oracle.compare import near
-from conformance.oracle.recorder import gap
-from conformance.subjects.architectures import RESTORED, make_cache
-from conformance.subjects.decoded import Family
+from conformance.subjects.architectures import RESTORED
 from conformance.subjects.families import PROMPT, model_of, seeded
 from conformance.subjects.inexact import InBfloat16, OfAnotherKernel
 
@@ -47,18 +41,3 @@ def test_a_margin_decides_near_ties(family: str, margin: float | str) -> None:
     extra = stats.forwards - (N - stats.accepted + 1) - stats.near_ties
     assert stats.near_ties > 0
     assert 0 <= extra <= (stats.cycles if family in RESTORED else 0)
-
-
-@pytest.mark.parametrize("family", ["llama", "mamba", "qwen3_next"])
-@pytest.mark.parametrize(("noise", "wanted"), [(0.0, 0.0), (NOISE, AUTO_NOISE)])
-def test_the_margin_is_what_the_noise_needs(family: str, noise: float, wanted: float) -> None:
-    """It is learned from one token in a block and the same token alone."""
-    model, margin, seen = OfAnotherKernel(model_of(family), logits=noise), NearTies("auto"), 0.0
-    for length in range(2, 6):
-        layers, tokens = make_cache(model), mx.array([PROMPT])
-        model(tokens[:, :-length], cache=layers)
-        block, single = (model(tokens[:, -length:stop], cache=deepcopy(layers))[0, :1] for stop in (None, 1 - length))
-        margin.learn(block, single)
-        seen = max(seen, gap(block, single))
-    assert seen <= noise + near(Family(family, family))
-    assert float(margin.margin) / max(seen, 1e-9) == pytest.approx(wanted)

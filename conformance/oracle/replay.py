@@ -7,11 +7,12 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.generate import generation_stream
+from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.drafters import Scripted
-from conformance.oracle.recorder import Recording, Task, gap, next_turn, offsets_of, replay
+from conformance.oracle.recorder import Recording, Task, gap, next_turn, replay, until_the_end
+from conformance.oracle.whole import WHOLE
 
 # Stock releases do not have this module, and are measured too.
 if TYPE_CHECKING:
@@ -22,19 +23,11 @@ DRAFT = 4
 
 def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Recording:
     """Decode with scripted drafts. Each draft is fed whole."""
-    from mlx_lm.draft.loop import draft_generate_step
-    from mlx_lm.draft.planner import Planner
-    from mlx_lm.draft.verify import BlockVerifier
-
     cache = make_prompt_cache(model)
-    verifier = BlockVerifier(model, cache)
-    steps = draft_generate_step(
-        mx.array(task.prompt), verifier, Planner(drafter, DRAFT, stats), generation_stream, max_tokens=task.max_tokens
-    )
-    pairs = [(token, row) for token, row, _ in steps]
-    tokens, rows = [token for token, _ in pairs], [row for _, row in pairs]
-    last = offsets_of(cache)
-    return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, stats=stats)
+    options = {"max_tokens": task.max_tokens, "prompt_cache": cache, "num_draft_tokens": DRAFT, "stats": stats, **WHOLE}
+    steps = speculative_generate_step(mx.array(task.prompt), model, draft_strategy=drafter, **options)
+    tokens, rows = until_the_end(task, steps)
+    return Recording(tokens, rows, next_turn(model, cache, task.after), stats=stats)
 
 
 def noises(model: Any, task: Task, reference: Recording, *, snaps: bool = True) -> Iterator[float]:

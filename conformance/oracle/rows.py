@@ -7,13 +7,14 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.drafters import VOCAB, Partly
+from conformance.oracle.compare import compare_tokens
 from conformance.oracle.findings import broken
 from conformance.oracle.recorder import gap, next_turn
 
@@ -81,13 +82,18 @@ def breaking(function: Callable[..., Any], at: int) -> Callable[..., Any]:
     return called
 
 
-class Alone(NamedTuple):
+@dataclass
+class Alone:
     """The answer of plain decoding to a prompt."""
 
     tokens: list[int]
     rows: list[mx.array]
     # The number of tokens before the first near tie. Any way to compute them gives the same.
     sure: int
+
+
+# Whether a distance of log probabilities is noise. Those of a next turn have a scale of 16, others one of 1.
+Near = Callable[["Row", float, int], bool]
 
 
 @dataclass
@@ -162,8 +168,6 @@ class Row:
         return right, "length"
 
     def take(self, response: Any) -> None:
-        if self.last is not None:
-            self.broken("there are responses after the last one")
         if response.finish_reason is not None:
             self.last = response
         if response.finish_reason != "error":
@@ -174,23 +178,21 @@ class Row:
     def broken(self, what: str) -> NoReturn:
         broken(f"{self.about}: {what}")
 
-    def check(self) -> None:
-        """Its tokens are those of the answer, as far as it came, and so is what its parts were shown."""
-        right, reason = self.answer()
-        for i, token in enumerate(self.tokens):
-            if right[i : i + 1] != [token]:
-                self.broken(f"token {i} is {token} instead of {right[i] if i < len(right) else 'an end'}")
+    def check(self, near: Near) -> None:
+        """It is the answer, as far as it came, and so is what its parts were shown."""
+        (right, reason), n, last = self.answer(), len(self.tokens), self.last
+        so_far = Alone(right[:n], self.right.rows[:n], n)
+        compare_tokens(self, so_far, f"{self.about}: ", lambda distance: near(self, distance, 1))
         if True in self.drafted and self.strategy is None:
             self.broken("it has no drafts, and a token is said to be from one")
-        if self.last is not None and self.last.finish_reason != "error":
-            n, text = len(self.tokens), [*self.held, *self.prompt, *right]
-            if n < len(right) or self.last.finish_reason != reason:
-                found = self.last.finish_reason
-                self.broken(f"it ends with {found!r} after {n} tokens, not {reason!r} after {len(right)}")
-            if self.last.all_tokens != text:
-                self.broken(f"its cache is said to hold {self.last.all_tokens} instead of {text}")
-        elif self.last is not None and not self.may_fail:
-            self.broken(f"it ends with {self.last.error!r}")
+        if last is not None and last.finish_reason != "error":
+            text = [*self.held, *self.prompt, *right]
+            if n < len(right) or last.finish_reason != reason:
+                self.broken(f"it ends with {last.finish_reason!r} after {n} tokens, not {reason!r} after {len(right)}")
+            if last.all_tokens != text:
+                self.broken(f"its cache is said to hold {last.all_tokens} instead of {text}")
+        elif last is not None and not self.may_fail:
+            self.broken(f"it ends with {last.error!r}")
         # After a sampler raised, any token may take the place of the one it did not draw.
         if not self.may_fail:
             self.check_what_was_shown()
@@ -247,10 +249,6 @@ class Plain:
         return Row(prompt, n, right, script, sampler, processors, held=held, **more)
 
 
-# Whether a distance of log probabilities is noise. Those of a next turn have a scale of 16, others one of 1.
-Near = Callable[[Row, float, int], bool]
-
-
 def close(_: Row, distance: float, scale: int) -> bool:
     return distance < CLOSE * scale
 
@@ -278,19 +276,14 @@ class Rows:
         for response in (one for _ in range(n) for one in self.generator.next()[1]):
             row = self.running[response.uid]
             row.take(response)
-            row.check()
             if row.last is None:
                 continue
             del self.running[response.uid]
-            self.check_log_probabilities(row)
+            row.check(self.near)
             if response.finish_reason != "error":
                 self.check_cache(row, row.last.prompt_cache, [*row.held, *row.prompt], row.tokens)
                 ended.append(row)
         return ended
-
-    def check_log_probabilities(self, row: Row) -> None:
-        if row.rows and not self.near(row, off := gap(row.rows, row.right.rows[: len(row.rows)]), 1):
-            row.broken(f"the log probabilities are off by {off:.2g}")
 
     def check_cache(self, row: Row, layers: list[Any], prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """A cache behaves as if it was fed these tokens alone."""
@@ -306,7 +299,7 @@ class Rows:
         else:
             found = self.generator.remove([uid], return_prompt_caches=how == "cancel")
             del self.running[uid]
-        self.check_log_probabilities(row)
+        row.check(self.near)
         if how == "drop":
             return []
         (layers, tokens), given = found[uid], [*row.held, *row.prompt, *row.tokens]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import cache, cached_property
 from itertools import count, islice
 from typing import Any
 
@@ -124,6 +124,11 @@ class Case:
     def prompt(self) -> list[int]:
         return prompt_of(self.length)
 
+    @property
+    def next_prompt(self) -> list[int]:
+        """That of the turn that follows, of one token or two."""
+        return [7, 9][self.n % 2 :]
+
     def __str__(self) -> str:
         """What is not as usual, as the id of a test has it."""
         told = [self.family.name, self.drafter]
@@ -135,28 +140,7 @@ class Case:
     def plain(self, n: int | None = None) -> Run:
         """The plain decode of as many tokens, or of n."""
         end = "failure" if self.end == "failure" and n is None else "limit"
-        return _plain(replace(self, drafter="", end=end, n=n or self.n, gated=False))
-
-
-class Witness:
-    """A sampler and a logits processor that record what they see, and change nothing."""
-
-    def __init__(self, sampler: Callable[[mx.array], mx.array]) -> None:
-        self.sampler = sampler
-        # The tokens and their dtype, twice for each token: before and after the other processors.
-        self.histories: list[tuple[list[int], Any]] = []
-        self.logits: list[mx.array] = []
-        self.draws: list[int] = []
-
-    def process(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.histories.append((tokens.tolist(), tokens.dtype))
-        self.logits.append(logits + 0)
-        return logits
-
-    def sample(self, logprobs: mx.array) -> mx.array:
-        token = self.sampler(logprobs)
-        self.draws += token.tolist()
-        return token
+        return _plain(replace(self, drafter="", end=end, n=self.n if n is None else n, gated=False))
 
 
 class Stop(Exception):
@@ -169,18 +153,39 @@ class Run:
 
     case: Case
     caches: list[Any]
-    witness: Witness
     tokens: list[int] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
     flags: list[bool] = field(default_factory=list)
+    # What a processor is shown, twice for each token: before and after the other processors.
+    histories: list[tuple[list[int], Any]] = field(default_factory=list)
+    logits: list[mx.array] = field(default_factory=list)
+    draws: list[int] = field(default_factory=list)
+    # What is told of the prompt.
+    progress: list[tuple[int, ...]] = field(default_factory=list)
     # The lengths of the forward passes of the model.
     blocks: list[int] = field(default_factory=list)
     # The state of random numbers at the end.
     random: list[Any] = field(default_factory=list)
     stats: Any = None
     drafts: Drafts | None = None
-    # A stream that is still open at its last response.
+    # A stream that is still open at its last response, and why it ended.
     open: Any = None
+    reason: str | None = None
+
+    @cached_property
+    def sampler(self) -> Callable[[mx.array], mx.array]:
+        made: Callable[[mx.array], mx.array] = make_sampler(**SAMPLERS.get(self.case.sampler, {}))
+        return made
+
+    def process(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        self.histories.append((tokens.tolist(), tokens.dtype))
+        self.logits.append(logits + 0)
+        return logits
+
+    def sample(self, logprobs: mx.array) -> mx.array:
+        token = self.sampler(logprobs)
+        self.draws += token.tolist()
+        return token
 
     def options(self) -> dict[str, Any]:
         """The arguments of generate_step, without max_tokens."""
@@ -189,11 +194,11 @@ class Run:
         if case.prefill != 2048:
             found["prefill_step_size"] = case.prefill
         if case.sampler:
-            found["sampler"] = self.witness.sample
+            found["sampler"] = self.sample
         if case.processors or case.sampler:
             made = (PROCESSORS | FORMS)[case.processors]() if case.processors else []
             # First and last: it sees the raw logits of a row, then the output of all processors.
-            found["logits_processors"] = [self.witness.process, *made, self.witness.process]
+            found["logits_processors"] = [self.process, *made, self.process]
         if case.end == "failure":
             calls = count(1)
 
@@ -205,32 +210,31 @@ class Run:
             found["logits_processors"] = [fail]
         return found
 
-    def take(self, steps: Iterator[Any]) -> None:
+    def take(self, steps: Iterable[Any]) -> None:
         for token, logprobs, *drafted in steps:
             self.tokens.append(int(token))
             self.rows.append(logprobs)
             self.flags.append(bool(drafted and drafted[0]))
 
-    def take_responses(self, responses: Iterator[Any]) -> None:
+    def take_responses(self, responses: Iterable[Any]) -> None:
         """Until the response with a finish reason, while the generator is open."""
         self.open = responses
         for response in responses:
-            self.take(iter([(response.token, response.logprobs, response.from_draft)]))
-            self.stats = getattr(response, "draft", None) or self.stats
-            if response.finish_reason is not None:
+            self.take([(response.token, response.logprobs, response.from_draft)])
+            self.stats, self.reason = getattr(response, "draft", None) or self.stats, response.finish_reason
+            if self.reason is not None:
                 break
 
-
-def _new(case: Case) -> Run:
-    return Run(case, case.family.caches(), Witness(make_sampler(**SAMPLERS.get(case.sampler, {}))))
+    def told(self, *progress: int) -> None:
+        self.progress.append(progress)
 
 
 def decode_plain(case: Case) -> Run:
-    run = _new(case)
+    run, prompt = Run(case, case.family.caches()), mx.array(case.prompt)
+    options = run.options() | {"max_tokens": case.n, "prompt_progress_callback": run.told}
     mx.random.seed(SEED)
-    steps = generate_step(mx.array(case.prompt), model_of(case.family), max_tokens=case.n, **run.options())
     with suppress(Stop):
-        run.take(steps)
+        run.take(generate_step(prompt, model_of(case.family), **options))
     run.random = [part.tolist() for part in mx.random.state]
     mx.eval(run.rows)
     return run
@@ -239,74 +243,36 @@ def decode_plain(case: Case) -> Run:
 _plain = cache(decode_plain)
 
 
-# The ways to end after n tokens. Each gets a run, and what starts it with more options.
-Start = Callable[..., Any]
+# The ways to end a stream after n tokens, and the reason that its last response names.
+OF_A_STREAM = {"stream's limit": "length", "end token": "stop", "stream's close": None}
 
 
-def at_the_limit(run: Run, start: Start) -> None:
-    run.take(start(max_tokens=run.case.n))
-
-
-def by_close(run: Run, start: Start, limit: int = N) -> None:
-    steps = start(max_tokens=limit)
-    run.take(islice(steps, run.case.n))
-    steps.close()
-
-
-def by_throw(run: Run, start: Start) -> None:
-    steps = start(max_tokens=2 * N)
-    run.take(islice(steps, run.case.n))
-    with pytest.raises(Stop):
-        steps.throw(Stop())
-
-
-def in_the_consumer(run: Run, start: Start) -> None:
-    for step in islice(start(max_tokens=2 * N), run.case.n):
-        run.take(iter([step]))
-
-
-def by_failure(run: Run, start: Start) -> None:
-    with pytest.raises(Stop):
-        run.take(start(max_tokens=N))
-
-
-def at_the_streams_limit(run: Run, start: Start) -> None:
-    run.take_responses(start(tokenizer(), max_tokens=run.case.n))
-
-
-def at_the_end_token(run: Run, start: Start) -> None:
-    run.take_responses(start(tokenizer(run.case.plain().tokens[-1]), max_tokens=N))
-
-
-def by_closing_the_stream(run: Run, start: Start) -> None:
-    responses = start(tokenizer(), max_tokens=N)
-    run.take_responses(islice(responses, run.case.n))
-    responses.close()
-    run.open = None
-
-
-ENDS: dict[str, Callable[[Run, Start], None]] = {
-    "limit": at_the_limit,
-    "close": by_close,
-    "close without a limit": partial(by_close, limit=-1),
-    "throw": by_throw,
-    "consumer": in_the_consumer,
-    "failure": by_failure,
-    "stream's limit": at_the_streams_limit,
-    "end token": at_the_end_token,
-    "stream's close": by_closing_the_stream,
-}
-OF_A_STREAM = ("stream's limit", "end token", "stream's close")
+def decode(run: Run, start: Callable[..., Any]) -> None:
+    """Decode n tokens with what ``start`` makes, and end as the case says."""
+    end, n = run.case.end, run.case.n
+    if end in OF_A_STREAM:
+        ends = run.case.plain().tokens[-1:] if end == "end token" else []
+        steps = start(tokenizer(*ends), max_tokens=n if end == "stream's limit" else N)
+        run.take_responses(islice(steps, n) if end == "stream's close" else steps)
+    else:
+        steps = start(max_tokens={"limit": n, "failure": N, "close without a limit": -1}.get(end, 2 * N))
+        with pytest.raises(Stop) if end == "failure" else nullcontext():
+            run.take(steps if end in ("limit", "failure") else islice(steps, n))
+    if end == "throw":
+        with pytest.raises(Stop):
+            steps.throw(Stop())
+    if "close" in end:
+        steps.close()
 
 
 def drafted(case: Case, adapter: Adapters, strict: bool = False) -> Run:
     """A drafted decode. Where the tree is the series (``strict``), with its statistics and with the gate."""
-    run = _new(case)
+    run = Run(case, case.family.caches())
     options = run.options()
     if lacking := sorted(set(options) - adapter.options(case.drafter)):
         not_offered(f"the adapter's decode takes no {', '.join(lacking)}")
     if strict:
-        options |= series_options(case)
+        options |= series_options(case) | {"prompt_progress_callback": run.told}
         run.stats = options.get("stats")
     # Longer than what is decoded, so that there are drafts where it ends.
     run.drafts = drafts = Drafts(case.drafter, [*case.prompt, *case.plain(N).tokens])
@@ -321,7 +287,7 @@ def drafted(case: Case, adapter: Adapters, strict: bool = False) -> Run:
 
     try:
         with fed(model) as run.blocks:
-            ENDS[case.end](run, start)
+            decode(run, start)
     except Exception as error:
         if isinstance(error, REFUSAL) and not run.tokens:
             refused(error)
@@ -345,9 +311,9 @@ def series_options(case: Case) -> dict[str, Any]:
 
 
 def second_turn(case: Case, caches: list[Any], adapter: Adapters | None, drafts: Drafts | None) -> Run:
-    """A turn of six tokens on these caches, plain or with the drafts of a first turn and what they left."""
-    prompt, options = [7, 9], {**case.family.options, "prompt_cache": caches, "max_tokens": 6}
-    run, model = Run(case, caches, Witness(make_sampler())), model_of(case.family)
+    """Six tokens after a prompt on these caches, plain or with the drafts of a first turn and what they left."""
+    prompt, options = case.next_prompt, {**case.family.options, "prompt_cache": caches, "max_tokens": 6}
+    run, model = Run(case, caches), model_of(case.family)
     mx.random.seed(SEED)
     if adapter is None or drafts is None:
         run.take(generate_step(mx.array(prompt), model, **options))

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from mlx_lm.draft import DraftOptions, ModelDraftStrategy, NgramModTable
+from mlx_lm.draft import DraftOptions, ModelDraftStrategy
 from mlx_lm.draft.options import DRAFT_TYPES
 from mlx_lm.draft.strategy import DraftStrategy
 from mlx_lm.models.cache import KVCache
@@ -110,17 +110,13 @@ def typed(name: str, **options: Any) -> Callable[[Any], Any]:
     return lambda text: DraftOptions(name, draft_reference=text, **options).make_strategy(OfAllTokens())
 
 
-def with_a_memory(_: None) -> Any:
-    return typed("ngram-mod", ngram_mod_table=NgramModTable(NGRAM, vocab_size=VOCAB))(None)
-
-
 # By draft type, or by class where that has no type.
 ROWS = {
     "auto": Row(typed("auto"), None),
     "edit": Row(typed("edit"), None),
     "suffix": Row(typed("suffix"), longest),
     "ngram-simple": Row(typed("ngram-simple", ngram_size=NGRAM), latest),
-    "ngram-mod": Row(with_a_memory, remembered, takes_reference=False),
+    "ngram-mod": Row(typed("ngram-mod", ngram_size=NGRAM), remembered, takes_reference=False),
     "ModelDraftStrategy": Row(lambda _: ModelDraftStrategy(OfAllTokens(), [KVCache()], 4), greedy, False),
 }
 

@@ -5,19 +5,20 @@ Nothing is timed: the costs of blocks come from a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import pytest
 from mlx_lm.draft import device_costs
 
 from conformance.drafters import Changing, Scripted, Wrong
-from conformance.lab.simulate.batches import DEVICES, KINDS, SIZES, Asked, Batch, decode, requests
+from conformance.lab.simulate.batches import DEVICES, KINDS, Asked, Batch, decode, requests
 from conformance.lab.simulate.run import Make
 from conformance.lab.streams import Request
 from conformance.oracle.findings import broken
 
-SLOWEST = 0.98
+SIZES = (2, 4, 16)
+# The least speed, without drafts 1, and where copies gain.
+SLOWEST, LEAST = 0.98, {("copying", "metal", 2): 1.2} | {("copying", "cuda", size): 2.0 for size in SIZES}
 # The most that drafts may cost a row beyond their gain: in passes, and for each token.
 CREDIT, CREDIT_OF_ROW = 1.0, 0.01
 
@@ -40,23 +41,17 @@ def check_rows(batch: Batch, size: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_batch_is_slower(kind: str, device: str, size: int) -> None:
     batch = decode(recorded(kind), size, device_costs(device))
-    assert batch.speed >= SLOWEST, f"{size} rows are {batch.speed:.3f} times as fast as without drafts"
+    least = LEAST.get((kind, device, size), SLOWEST)
+    assert batch.speed >= least, f"{size} rows are {batch.speed:.3f} times as fast as without drafts, not {least}"
     check_rows(batch, size)
 
 
-@pytest.mark.parametrize("size", SIZES[:4])
+@pytest.mark.parametrize("size", SIZES[:2])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make", [Wrong, Changing])
 def test_strategies_that_are_wrong_cost_the_credit(make: Make, device: str, size: int) -> None:
     asked = [(Request([0], [i % 50 for i in range(200)]), True), *recorded("beside")[:3]]
     check_rows(decode(asked, size, device_costs(device), make), size)
-
-
-@pytest.mark.parametrize(("device", "sizes", "least"), [("cuda", SIZES, 2), ("metal", (2,), 1.2)])
-def test_a_batch_of_copies_is_faster(device: str, sizes: Sequence[int], least: float) -> None:
-    for size in sizes:
-        speed = decode(recorded("copying"), size, device_costs(device)).speed
-        assert speed > least, f"{size} rows that copy are {speed:.2f} times as fast as without drafts, not {least}"
 
 
 def test_a_batch_runs_ahead_where_nothing_is_drafted() -> None:

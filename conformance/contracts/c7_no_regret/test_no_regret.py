@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
-import time
-from itertools import count, islice
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -12,22 +14,16 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 from mlx_lm import load, stream_generate
-from mlx_lm.draft import BlockCosts, DraftStats, costs
-from mlx_lm.draft.costs import LearnedCosts, PassClock
+from mlx_lm.draft import DraftStats, costs
+from mlx_lm.draft.costs import LearnedCosts
 from mlx_lm.draft.planner import Planner
-from mlx_lm.generate import (
-    BatchGenerator,
-    PromptProcessingBatch,
-    generate_step,
-    prompt_lookup_generate_step,
-    speculative_generate_step,
-)
+from mlx_lm.generate import BatchGenerator, generate_step, prompt_lookup_generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
 from conformance.drafters import Partly
 from conformance.oracle.recorder import fed
-from conformance.oracle.rows import Plain, prompt_of
+from conformance.oracle.rows import FREE, Plain, prompt_of
 from conformance.subjects.architectures import CONFIGS, build
 from conformance.subjects.families import model_of
 from conformance.subjects.prompts import ids
@@ -83,89 +79,57 @@ def test_no_more_memory_is_held_than_by_plain_decoding() -> None:
     assert drafted < 1.05 * plain, f"{drafted} bytes are held where plain decoding holds {plain}"
 
 
-N, COSTS = 60, BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))
+N = 60
 
 
-@pytest.fixture
-def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every wait is long, so that the time of each pass is learned."""
-    times = (2.0**n for n in count())
-    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
-
-
-def right(row: int = 9) -> Partly:
+def right(length: int = 9) -> Partly:
     """A drafter whose drafts are all right, for a prompt of so many tokens."""
-    return Partly(prompt_of(row) + Plain(model_of("llama").model).answer(tuple(prompt_of(row)), N).tokens, 1.0)
+    return Partly(prompt_of(length) + Plain(model_of("llama").model).answer(tuple(prompt_of(length)), N).tokens, 1.0)
 
 
-def decode(**options: Any) -> None:
+def alone(**options: Any) -> None:
     options |= {"draft_strategy": right(), "num_draft_tokens": 4, "max_tokens": N}
-    steps = speculative_generate_step(mx.array(prompt_of(9)), model_of("llama").model, **options)
-    assert len(list(steps)) == N
+    assert len(list(speculative_generate_step(mx.array(prompt_of(9)), model_of("llama").model, **options))) == N
 
 
-def check(learned: list[tuple[int, int]]) -> None:
-    """Numbers of tokens that the times of passes are learned for, each with that of the pass."""
-    assert len(learned) > 2
-    for booked, passed in learned:
-        assert booked == passed, f"the time of a pass of {passed} tokens, or 0 beside others, is learned for {booked}"
-
-
-@pytest.mark.usefixtures("long_waits")
-def test_rows_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row after another joins a batch. A pass with others beside it counts as none."""
-    reads, joined, learned = [0], [False], list[tuple[int, int]]()
-    read, generate = PassClock.read, PromptProcessingBatch.generate
-
-    def note(self: PassClock, tokens: mx.array, ahead: bool) -> Any:
-        reads.append(0 if joined[0] else tokens.size)
-        joined[0] = False
-        return read(self, tokens, ahead)
-
-    def join(self: PromptProcessingBatch, *args: Any) -> Any:
-        batch = generate(self, *args)
-        joined[0] = True
-        return batch
-
-    monkeypatch.setattr(PassClock, "read", note)
-    monkeypatch.setattr(PromptProcessingBatch, "generate", join)
-    monkeypatch.setattr(LearnedCosts, "learn", lambda _, n, *__: learned.append((n, reads[-1])))
-    generator = BatchGenerator(model_of("llama").model, draft_costs=LearnedCosts(COSTS))
-    for row in (9, 10, 11):
-        generator.insert([prompt_of(row)], [N], planners=[Planner(right(row), 4, DraftStats())])
+def joining(draft_costs: LearnedCosts) -> None:
+    """One row after another joins a batch."""
+    generator = BatchGenerator(model_of("llama").model, draft_costs=draft_costs)
+    for length in (9, 10, 11):
+        generator.insert([prompt_of(length)], [N], planners=[Planner(right(length), 4, DraftStats())])
         for _ in range(4):
             generator.next()
-    check(learned)
 
 
-@pytest.mark.usefixtures("long_waits")
-def test_near_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each token of a block is a near tie, which takes a pass of its own."""
-    learned, begun = list[tuple[int, int]](), [0]
-    begin, end = PassClock.begin, PassClock.fed
-
-    def note_begin(self: PassClock, ahead: bool) -> None:
-        begun[0] = len(blocks)
-        begin(self, ahead)
-
-    def note_fed(self: PassClock, n_tokens: int) -> None:
-        end(self, n_tokens)
-        if self._pass:
-            learned.append((n_tokens, sum(blocks[begun[0] :])))
-
-    monkeypatch.setattr(PassClock, "begin", note_begin)
-    monkeypatch.setattr(PassClock, "fed", note_fed)
-    with fed(model_of("llama").model) as blocks:
-        decode(draft_margin=0.3, disable_adaptive_gate=True)
-    check(learned)
+@contextmanager
+def a_second_a_token() -> Iterator[list[tuple[LearnedCosts, int, float]]]:
+    """A clock on which a pass takes a second for each of its tokens, and what is learned from it, by whom."""
+    learned = list[tuple[LearnedCosts, int, float]]()
+    with (
+        fed(model_of("llama").model) as blocks,
+        patch.object(costs, "time", SimpleNamespace(perf_counter=lambda: float(sum(blocks)))),
+        patch.object(LearnedCosts, "learn", lambda one, n, seconds, *_: learned.append((one, n, seconds))),
+    ):
+        yield learned
 
 
-@pytest.mark.usefixtures("long_waits")
-def test_a_quantized_cache_has_costs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("decode", [joining, partial(alone, draft_margin=0.1)], ids=["rows that join", "near ties"])
+def test_a_pass_beside_others_teaches_nothing(decode: Callable[..., None]) -> None:
+    """That of a row that joins, or of a token that is a near tie."""
+    with a_second_a_token() as learned:
+        decode(draft_costs=LearnedCosts(FREE))
+    assert sum(n > 1 for _, n, _ in learned) > 2
+    for _, n, seconds in learned:
+        # Plain decoding begins the next pass before it reads a token, and the clock then shows both.
+        assert n <= seconds <= n + (n == 1), f"the time of {seconds} tokens is learned for {n}"
+
+
+def test_a_quantized_cache_has_costs_of_its_own() -> None:
     """Its blocks cost nearly as much as their tokens, which a plain cache would be wrong about."""
-    learners: list[set[LearnedCosts]] = [set(), set()]
-    for options, found in zip(({}, {"kv_bits": 8, "kv_group_size": 32}), learners, strict=True):
-        monkeypatch.setattr(LearnedCosts, "learn", lambda self, *_, found=found: found.add(self))
-        decode(**options)
+    learners = list[set[LearnedCosts]]()
+    for options in ({}, {"kv_bits": 8, "kv_group_size": 32}):
+        with a_second_a_token() as learned:
+            alone(**options)
+        learners.append({one for one, *_ in learned})
     assert all(learners)
     assert not set.intersection(*learners), "the times of both caches are learned together"
