@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from mlx_lm.draft import DraftOptions
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.grammar import GrammarProcessor, compile_grammar
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tool_parsers import json_tools
 
 from conformance.adapters import Adapters
 from conformance.drafters import Scripted
@@ -31,6 +34,8 @@ ITEM = {"type": "object", "properties": {"name": NAME, "price": {"type": "number
 SCHEMAS: dict[str, dict[str, Any]] = {
     "any object": {"type": "object"},
     "a choice": {"enum": ["left", "right", "straight on", "é", "日本"]},
+    # Each has escapes or bytes that the tokenizer splits.
+    "escapes": {"enum": ['say "no"', "C:\\temp\\new", "one\n\ttwo", "💡🛋️", "\x01"]},
     "a record": ITEM | {"additionalProperties": False},
     "a list": {"type": "array", "items": ITEM | {"additionalProperties": False}, "minItems": 2, "maxItems": 4},
     "a tree": {"$defs": {"node": {"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}, "n": NAME}}}}
@@ -46,7 +51,7 @@ PACKAGES = {
     "bfcl-eval": {one["id"]: one["function"]["parameters"] for one in PACKAGED["calls"]},
 }
 # The fixture does not end the others in so few tokens.
-ENDED = {"a choice", "a record", "kinds", "a pattern"}
+ENDED = {"a choice", "escapes", "a record", "kinds", "a pattern"}
 DRAFTS = ["edit", "suffix", "ngram-simple", "ngram-mod"]
 TEXT = (
     'Write this as JSON: name is "lamp", price is 12.5; name is "chair", price is 30.\n[{"name": "lamp", "price": 12.5}'
@@ -161,6 +166,38 @@ def test_forced_text_is_drafted_right(fixture: Model) -> None:
     drafted, n_accepted = steps[-1].draft.drafted, steps[-1].draft.accepted
     assert n_accepted >= 2 * len(names), f"{n_accepted} of {len(steps)} tokens were drafted"
     assert n_accepted > 0.9 * drafted, f"{n_accepted} of {drafted} drafted tokens were right"
+
+
+def says(token: int, place: int) -> Callable[[mx.array, mx.array], mx.array]:
+    """A logits processor for one token at one place of a response."""
+    places = count()
+    return lambda _, logits: logits + mx.where(mx.arange(logits.shape[-1]) == token, 1e3, 0) * (next(places) == place)
+
+
+@needs_llguidance
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize(("calls", "begin"), [("none", "{"), ("required", "<tool_call>")])
+def test_a_thought_ends_in_a_draft(fixture: Model, calls: str, begin: str) -> None:
+    """The grammar begins behind it, in the same block. With a required call it is that of the call."""
+    inner, place = fixture[1]._tokenizer, 7
+    marks = {"tool_call_start": json_tools.tool_call_start, "tool_call_end": json_tools.tool_call_end}
+    thinking: Any = TokenizerWrapper(inner, tool_parser=json_tools.parse_tool_call, **marks)
+    opens, closes = inner.encode("<|system|><|tool|>", add_special_tokens=False)
+    thinking._think_start, thinking._think_start_tokens, thinking._think_end_tokens = "<|system|>", [opens], [closes]
+
+    def processors() -> list[Any]:
+        grammar = compile_grammar("json_schema", SCHEMAS["a record"])
+        return [says(closes, place), GrammarProcessor(thinking, grammar, [opens], calls)]
+
+    plain = answer(fixture, processors(), None)
+    tokens = [step.token for step in plain]
+    drafted = answer(fixture, processors(), Scripted(inner.encode(TEXT) + tokens, VOCAB))
+    if [step.token for step in drafted] != tokens:
+        broken(f"drafts give {text(drafted)!r} instead of {text(plain)!r}")
+    # No token that the model adds to a block is between them.
+    assert all(step.from_draft for step in drafted[place : place + 2]), "no block had the end of the thought in it"
+    if not (behind := inner.decode(tokens[place + 1 :])).startswith(begin):
+        broken(f"behind the thought comes {behind!r}")
 
 
 @needs_llguidance

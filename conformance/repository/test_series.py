@@ -90,7 +90,7 @@ def sizes() -> dict[str, tuple[int, int]]:
         "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5600),
         "prefixes": (code["prefixes"], 413),
         "the tests of prefixes": (tests["prefixes"], 502),
-        "grammar": (code["grammar"], 440),
+        "grammar": (code["grammar"], 373),
         "the tests of grammar": (tests["grammar"], 575),
         "conformance/ without lab/": (count(ROOT / "conformance") - lab, 16_200),
         "conformance/lab/": (lab, 2_800),

@@ -107,6 +107,23 @@ def test_a_form(server: Inside, client: openai.OpenAI, seed: dict[str, int]) -> 
     assert drafted.message.content == plain.message.content
 
 
+@pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
+def test_a_stop_string_in_a_form(client: openai.OpenAI, seed: dict[str, int]) -> None:
+    """It is in several tokens of the JSON, and the text ends before it."""
+    pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
+    form: Any = {"type": "json_schema", "json_schema": {"name": "lamp", "schema": Lamp.model_json_schema()}}
+    ask: Any = {"model": "default_model", "messages": [{"role": "user", "content": "A lamp for 12."}]}
+    ask |= {"max_tokens": 60, "temperature": 0, "response_format": form}
+    answers = [
+        client.chat.completions.create(**ask, stop=stop, extra_body=draft | seed).choices[0]
+        for stop, draft in ((None, {}), ('ce"', {}), ('ce"', GATE_OFF))
+    ]
+    whole, *cut = (answer.message.content or "" for answer in answers)
+    assert 'ce"' in whole
+    assert cut == [whole.partition('ce"')[0]] * 2
+    assert all(answer.finish_reason == "stop" for answer in answers)
+
+
 class Sofa(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
     seats: Literal[2, 3]
