@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from conformance.adapters import FIXTURE, Adapters
-from conformance.doors.server.process import TEXT, Client, ServerFailed, serve
-from conformance.doors.server.requests import Request, Right
+from conformance.doors.server.process import Body, Client, ServerFailed, serve
+from conformance.doors.server.requests import Right, asked
 from conformance.oracle.findings import broken, not_offered, not_shown
 from conformance.subjects.tiny import save
 
@@ -47,20 +46,14 @@ class Served:
             return letters[:20] + letters[3:9] + letters[:7]
         return f"{n}.<|user|>Change `total` to `{letters[:3]}`.\n```\n{TEXT_OF_THE_FIXTURE}\n```<|end|><|assistant|>"
 
-    def request(self, prompt: str, n: int, **fields: Any) -> Request:
-        return Request(TEXT, {"model": self.path, "prompt": prompt, "max_tokens": n, "temperature": 0, **fields})
+    def request(self, prompt: str, n: int, **fields: Any) -> Body:
+        return {"model": self.path, "prompt": prompt, "max_tokens": n, "temperature": 0, **fields}
 
     def ask(self, prompt: str, n: int, **fields: Any) -> str:
         if isinstance(self.server, str):
             broken(f"the server fails: {self.server}")
-        try:
-            answer = self.server.post(self.request(prompt, n, **fields).body, TEXT)
-        except requests.RequestException as error:
-            broken(f"the server gives no answer: {type(error).__name__}")
-        if answer.status_code != 200:
-            broken(f"the server answers {answer.status_code}: {answer.text[:200]}")
         # Some releases drop the space that an answer begins with.
-        return str(answer.json()["choices"][0]["text"]).strip()
+        return asked(self.server, self.request(prompt, n, **fields)).strip()
 
     def right(self, prompt: str, n: int, **fields: Any) -> str:
         return RIGHT(self.request(prompt, n, **fields)).text.strip()

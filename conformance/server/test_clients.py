@@ -14,12 +14,12 @@ import pydantic
 import pytest
 
 from conformance import FIXTURE
-from conformance.doors.server.process import CHAT, Inside, inside
-from conformance.doors.server.requests import Request, Right, send
+from conformance.doors.server.process import Body, Inside, inside
+from conformance.doors.server.requests import Right, send
 from conformance.oracle.findings import broken
 from conformance.server.instruments import counters
 from conformance.server.traffic import ASK, CODE, EDITED, GATE_OFF, SHORT
-from conformance.subjects.prompts import fenced
+from conformance.subjects.prompts import chat, fenced
 
 
 def client_of(server: Inside) -> openai.OpenAI:
@@ -34,7 +34,7 @@ def client(server: Inside) -> openai.OpenAI:
 @pytest.mark.parametrize(("fields", "status"), [({"temperature": -1}, 400), ({"model": "nowhere/nothing"}, 404)])
 def test_errors(server: Inside, client: openai.OpenAI, fields: dict[str, Any], status: int) -> None:
     """The error says what was wrong, in the client of OpenAI and in the log."""
-    body: Any = {"model": "default_model", **ASK.body, **fields}
+    body: Any = {"model": "default_model"} | ASK | fields
     with pytest.raises(openai.APIStatusError) as refused:
         client.chat.completions.create(**body)
     error: Any = refused.value.body
@@ -51,12 +51,12 @@ def test_models(server: Inside, client: openai.OpenAI) -> None:
             broken(f"asked for the model {model.id}, it answers {found}")
     with pytest.raises(openai.NotFoundError, match="nowhere/nothing"):
         client.models.retrieve("nowhere/nothing")
-    assert "nowhere/nothing" in send(server, Request(CHAT, SHORT.body | {"model": "nowhere/nothing"})).error
+    assert "nowhere/nothing" in send(server, SHORT | {"model": "nowhere/nothing"}).error
 
 
 def test_what_the_server_counts() -> None:
     with inside() as server:
-        answers = [send(server, ASK.but(draft=draft)) for draft in ({}, GATE_OFF, {"draft_type": "x"})]
+        answers = [send(server, ASK | draft) for draft in ({}, GATE_OFF, {"draft_type": "x"})]
         # A request is counted after its answer is sent.
         end = time.monotonic() + server.timeout
         while (counted := counters(server))["requests"] < 3 and time.monotonic() < end:
@@ -87,27 +87,6 @@ class Lamp(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
-def test_a_form(server: Inside, client: openai.OpenAI, seed: dict[str, int]) -> None:
-    """The official client parses an answer into a class, and the text is the same with drafts."""
-    pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
-    answers = [
-        client.chat.completions.parse(
-            model="default_model",
-            messages=[{"role": "user", "content": "A lamp for 12."}],
-            max_tokens=60,
-            temperature=0,
-            response_format=Lamp,
-            extra_body=draft | seed,
-        )
-        for draft in ({}, GATE_OFF)
-    ]
-    plain, drafted = (answer.choices[0] for answer in answers)
-    assert plain.finish_reason == "stop", plain
-    assert isinstance(plain.message.parsed, Lamp), plain
-    assert drafted.message.content == plain.message.content
-
-
-@pytest.mark.parametrize("seed", [{}, {"seed": 1}], ids=["batched", "alone"])
 def test_a_stop_string_in_a_form(client: openai.OpenAI, seed: dict[str, int]) -> None:
     """It is in several tokens of the JSON, and the text ends before it."""
     pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
@@ -129,31 +108,35 @@ class Sofa(pydantic.BaseModel):
     seats: Literal[2, 3]
 
 
+def parsed(server: Inside, **asked: Any) -> list[Any]:
+    """What the official client parses of an answer: batched and alone, each without drafts and with them."""
+    pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
+    asked |= {"model": "default_model", "messages": chat("A lamp for 12."), "max_tokens": 120, "temperature": 0}
+    ways: tuple[Body, ...] = ({}, GATE_OFF, {"seed": 1}, GATE_OFF | {"seed": 1})
+    return [client_of(server).chat.completions.parse(**asked, extra_body=way).choices[0] for way in ways]
+
+
+def test_a_form(server: Inside) -> None:
+    choices = parsed(server, response_format=Lamp)
+    for choice in choices:
+        assert choice.finish_reason == "stop", choice
+        assert isinstance(choice.message.parsed, Lamp), choice
+        assert choice.message.content == choices[0].message.content
+
+
 @pytest.mark.parametrize("named", [None, Lamp, Sofa])
 def test_a_required_call(tmp_path: Path, named: type[pydantic.BaseModel] | None) -> None:
-    """The official client parses the one call into the class of its tool, batched and alone, also with drafts."""
-    pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
+    """The one call has the class of its tool."""
     model = shutil.copytree(FIXTURE, tmp_path / "model")
     config = model / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tool_parser_type": "json_tools"}))
-    choice: Any = {"type": "function", "function": {"name": named.__name__}} if named else "required"
-    calls = []
+    wanted: Any = {"type": "function", "function": {"name": named.__name__}} if named else "required"
     with inside(model=model) as server:
-        for fields in ({}, GATE_OFF, {"seed": 1}, GATE_OFF | {"seed": 1}):
-            answer = client_of(server).chat.completions.parse(
-                model="default_model",
-                messages=[{"role": "user", "content": "A lamp for 12."}],
-                max_tokens=120,
-                temperature=0,
-                tools=[openai.pydantic_function_tool(tool) for tool in (Lamp, Sofa)],
-                tool_choice=choice,
-                extra_body=fields,
-            )
-            assert answer.choices[0].finish_reason == "tool_calls", answer
-            (call,) = answer.choices[0].message.tool_calls or []
-            assert isinstance(call.function.parsed_arguments, named or (Lamp, Sofa)), call
-            calls.append((call.function.name, call.function.arguments))
-    assert calls == calls[:1] * 4
+        choices = parsed(server, tools=[openai.pydantic_function_tool(it) for it in (Lamp, Sofa)], tool_choice=wanted)
+    calls = [call.function for choice in choices for call in choice.message.tool_calls]
+    assert {choice.finish_reason for choice in choices} == {"tool_calls"}, choices
+    assert all(isinstance(call.parsed_arguments, named or (Lamp, Sofa)) for call in calls), calls
+    assert [(call.name, call.arguments) for call in calls] == [(calls[0].name, calls[0].arguments)] * len(choices)
 
 
 # The prediction, whole and in parts.
@@ -164,7 +147,7 @@ PREDICTIONS: list[Any] = [CODE, [{"type": "text", "text": part} for part in (COD
 @pytest.mark.parametrize("streamed", [False, True])
 def test_predicted_outputs(server: Inside, client: openai.OpenAI, right: Right, content: Any, streamed: bool) -> None:
     """Clients send the file to edit as a prediction. Most of its tokens come back."""
-    fields: Any = {"model": "default_model", **ASK.body, "temperature": 0}
+    fields: Any = ASK | {"model": "default_model", "temperature": 0}
     # With the gate, the number of drafted tokens depends on the times of this machine.
     fields |= {"prediction": {"type": "content", "content": content}, "extra_body": {"disable_adaptive_gate": True}}
     if streamed:

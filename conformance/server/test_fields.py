@@ -11,12 +11,12 @@ from mlx_lm.draft import serving
 from mlx_lm.server import APIHandler
 
 from conformance.doors.server.process import CHAT, TEXT, Body, Inside
-from conformance.doors.server.requests import Request, Right, judge, send
+from conformance.doors.server.requests import Right, judge, send
 from conformance.oracle.findings import broken
 from conformance.server.fields import FIELDS, NUMBER, ONLY
 from conformance.server.traffic import ASK, GATE_OFF, SHORT
 
-BODIES = {CHAT: SHORT.body, TEXT: {"prompt": "a", "max_tokens": 4}}
+BODIES: dict[str, Body] = {CHAT: SHORT, TEXT: {"prompt": "a", "max_tokens": 4}}
 
 
 def test_each_field_has_a_row(server: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +33,8 @@ def test_each_field_has_a_row(server: Inside, monkeypatch: pytest.MonkeyPatch) -
 
     noted = property(lambda one: vars(one)["body"], lambda one, body: vars(one).update(body=Noted(body)))
     monkeypatch.setattr(APIHandler, "body", noted, raising=False)
-    for path, body in BODIES.items():
-        assert send(server, Request(path, body)).status == 200
+    for body in BODIES.values():
+        assert send(server, body).status == 200
     for field in sorted(read - FIELDS.keys()):
         broken(f"mlx_lm.server reads the field {field} of requests, which has no row in conformance/server/fields.py")
     for field in sorted(FIELDS.keys() - read):
@@ -44,11 +44,11 @@ def test_each_field_has_a_row(server: Inside, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.contract("C6")
 def test_wrong_fields_are_named(server: Inside) -> None:
     """Each is refused by its name, a number also by its value, and a seed draws as before."""
-    seeded = Request(TEXT, {"prompt": "a", "max_tokens": 8, "temperature": 1, "top_k": 50, "top_p": 0.9, "seed": 7})
+    seeded = {"prompt": "a", "max_tokens": 8, "temperature": 1, "top_k": 50, "top_p": 0.9, "seed": 7}
     text = send(server, seeded).text
     for field, (_, wrong) in FIELDS.items():
         for path, value in product([ONLY[field]] if field in ONLY else [CHAT, TEXT], wrong):
-            answer = send(server, Request(path, BODIES[path] | {"draft_type": "auto", field: value}))
+            answer = send(server, BODIES[path] | {"draft_type": "auto", field: value})
             number = value["1"] if field == "logit_bias" else value
             named = str(number) if any(number is one for one in NUMBER) else field
             if answer.status != 400 or field not in answer.error or named not in answer.error:
@@ -62,9 +62,9 @@ def test_wrong_fields_are_named(server: Inside) -> None:
 def test_what_is_told_about_drafts(server: Inside, right: Right, seed: Body) -> None:
     """Why there are none, and a line in the log for each request that drafts."""
     before = len(server.log)
-    answer = send(server, SHORT.but(draft={"draft_type": "auto", "num_draft_tokens": 0}, **seed))
+    answer = send(server, SHORT | seed | {"draft_type": "auto", "num_draft_tokens": 0})
     assert (answer.draft["drafted"], answer.draft["reason"]) == (0, "num_draft_tokens is 0"), answer
-    request = ASK.but(draft=GATE_OFF, **seed)
+    request = ASK | GATE_OFF | seed
     judge(request, answer := send(server, request), right(request))
     draft, line = answer.draft, r"Drafting for chatcmpl-[0-9a-f-]{36}: (SuffixStrategy.*)"
     rate = answer.usage["completion_tokens"] / draft["forwards"]

@@ -17,11 +17,11 @@ import mlx.core as mx
 import requests
 
 from conformance.doors.server.process import Body, Client, Inside, inside
-from conformance.doors.server.requests import Request, load
+from conformance.doors.server.requests import load, send
 from conformance.oracle.findings import broken
 from conformance.oracle.recorder import fed
 from conformance.server.instruments import wait_for_rest
-from conformance.server.traffic import ENDLESS, GATE_OFF, SHORT, edit, mixed
+from conformance.server.traffic import FOREVER, GATE_OFF, ROW, SHORT, mixed
 
 N = 1000 if os.environ.get("CONFORMANCE_PROFILE") == "full" else 40
 # In bytes. A row takes 500 kB, and the server holds on to a few: those of its last step, and the cached one.
@@ -38,31 +38,30 @@ KINDS: list[Body] = [
 ]
 PAGES = ["/health", "/metrics", "/v1/models", "/v1/models/nothing", "/nothing"]
 # In a batch or alone, a stream or not, with drafts or without.
-LEAVING = [
-    Request(one.path, one.body, one.draft, streamed=streamed)
+LEAVING: list[Body] = [
+    FOREVER | {"stream": streamed} | fields | draft
     for fields, draft, streamed in product(({}, {"seed": 1}), ({}, GATE_OFF), (False, True))
-    for one in [edit(draft, **ENDLESS | {"max_tokens": 2000}, **fields)]
 ]
 # The tokens that a client which left may cost.
 LEFT = 500
 
 
-def leave(server: Client, request: Request) -> None:
+def leave(server: Client, body: Body) -> None:
     """Leave in the middle of an answer."""
     impatient = Client(server.url)
-    if request.streamed:
-        with closing(impatient.pieces(request.body | request.draft, request.path)) as pieces:
+    if body["stream"]:
+        with closing(impatient.pieces(body)) as pieces:
             list(islice(pieces, 5))
     else:
         impatient.timeout = 0.5
         with suppress(requests.Timeout):
-            impatient.post(request.body | request.draft, request.path)
+            impatient.post(body)
 
 
 def held(server: Inside) -> tuple[int, int, int]:
     """The memory, the threads, and the streams that mlx has made. This makes one."""
     # It is served alone: the batch has ended, and what it held is free.
-    assert load(server, [edit({}, seed=1)])[0].status == 200
+    assert send(server, ROW | {"seed": 1}).status == 200
     wait_for_rest(server)
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
     return mx.get_active_memory(), threads, int(str(mx.new_stream(mx.cpu)).split()[-1].rstrip(")"))
@@ -72,12 +71,12 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     reference = tmp_path / "reference.txt"
     reference.write_text("def f(x):\n    return x\n" * 50)
     files = ("--draft-reference", str(reference), "--draft-memory", str(tmp_path / "memory"))
-    kinds = [SHORT.but(**body) for body in KINDS]
+    kinds = [SHORT | body for body in KINDS]
     with inside("--prompt-cache-size", "1", "--draft-type", "ngram-mod", *files) as server:
         load(server, mixed(8) + kinds)
         memory, threads, streams = held(server)
         with ThreadPoolExecutor(len(LEAVING)) as clients, fed(server.generator.model_provider.model) as blocks:
-            list(clients.map(lambda request: leave(server, request), LEAVING))
+            list(clients.map(lambda body: leave(server, body), LEAVING))
             wait_for_rest(server)
         if (n := sum(blocks)) > LEFT * len(LEAVING):
             broken(f"{n} tokens are fed for {len(LEAVING)} clients that left")

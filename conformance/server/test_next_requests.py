@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import string
 from typing import Any
 
 import pytest
 
-from conformance.doors.server.process import TEXT, Body, inside
-from conformance.doors.server.requests import Request, Right, judge_all, load
+from conformance.doors.server.process import Body, inside
+from conformance.doors.server.requests import Right, judge_all, load
 from conformance.oracle.findings import broken, not_shown
 from conformance.server.traffic import CODE, EDITS
 from conformance.subjects.prompts import fenced
 
 OPTIONS = ("--prompt-cache-size", "200")
 LENGTH = 60
+SHORT: Body = {"max_tokens": 12, "stop": []}
 # How answers end: after so many tokens, or at a stop word or its place in the text.
 OF_RANDOM_MODELS: list[Any] = [("max_tokens", 5), ("max_tokens", 17), *(("stop", i) for i in (20, 21, 22))]
 # They begin or end inside a token of the fixture, or have several, or are a part of one.
@@ -48,16 +50,16 @@ def word_at(answer: str, place: int) -> str:
     return next(answer[place:end] for end in range(place + 1, len(answer)) if answer.find(answer[place:end]) == place)
 
 
-def ended(right: Right, path: str, model: str) -> list[tuple[Request, str]]:
-    """For each ending a drafted request that has it, and the text without the end."""
+def ended(right: Right, path: str, model: str) -> list[tuple[Body, Body, str]]:
+    """For each ending a request that has it, what drafts it, and the text without the end."""
     made = []
     for i, (field, value) in enumerate(ENDINGS[model]):
-        body: Body = {"model": path, "prompt": prompt_of(model, i), "max_tokens": LENGTH}
-        whole = right(Request(TEXT, body)).text
+        body: Body = {"model": path, "prompt": prompt_of(model, i), "max_tokens": LENGTH, "stream": i % 3 == 0}
+        whole = right(body).text
         if isinstance(value, int) and field == "stop":
             value = word_at(whole, value)
         draft = nearly(whole, 47 if model == "fixture" else 7 + 2 * i)
-        made.append((Request(TEXT, body | ({field: value} if field else {}), draft, "", i % 3 == 0), whole))
+        made.append((body | ({field: value} if field else {}), draft, whole))
     return made
 
 
@@ -70,28 +72,27 @@ def test_drafts_lower_nothing(right: Right, models: dict[str, str], model: str, 
     alone = {"seed": 1} if how == "alone" else {}
     cases = ended(right, models[model], model)
     # Some leave a prompt where it ends, others go on from a whole answer, and do it again with drafts.
-    following = [
-        first.but(prompt=first.body["prompt"] + whole * n + "abc", max_tokens=12, stop=[], draft=draft, **alone)
+    following: list[Body] = [
+        first | alone | (draft if drafted else {}) | {"prompt": first["prompt"] + whole * n + "abc", **SHORT}
         for n, drafted in ((0, False), (1, False), (1, True))
-        for first, whole in cases
-        for draft in [first.draft if drafted else {}]
+        for first, draft, whole in cases
     ]
     found, accepted = [], 0
     for drafts in (False, True):
         with inside(*OPTIONS) as server:
-            firsts = [first.but(draft=first.draft if drafts else {}, **alone) for first, _ in cases]
+            firsts = [first | alone | (draft if drafts else {}) for first, draft, _ in cases]
             judge_all(firsts, firsts_answers := load(server, firsts, len(firsts)), right)
             judge_all(following, answers := load(server, following, 1), right)
         accepted += sum(answer.draft.get("accepted", 0) for answer in firsts_answers)
         found.append([answer.cached_tokens for answer in answers])
         for first, answer, cached in zip(firsts, firsts_answers, found[-1][len(cases) :], strict=False):
             # What goes on from an answer that ended by itself has no end token there.
-            ended_itself = answer.finish_reason == "stop" and "stop" not in first.body
+            ended_itself = answer.finish_reason == "stop" and "stop" not in first
             counted = answer.usage["prompt_tokens"] + answer.usage["completion_tokens"] - ended_itself
             if cached != counted:
-                broken(f"{cached} tokens are cached instead of {counted}", str(first))
+                broken(f"{cached} tokens are cached instead of {counted}", json.dumps(first))
     for request, plain, drafted in zip(following, *found, strict=True):
         if drafted < plain:
-            broken(f"{drafted} tokens are cached after a drafted request, and {plain} after a plain one", str(request))
+            broken(f"{drafted} tokens are cached after drafts, and {plain} without", json.dumps(request))
     if accepted <= 20:
         not_shown(f"{accepted} drafted tokens are accepted")

@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from conformance.doors.server.process import CHAT, Body, inside
-from conformance.doors.server.requests import Request, Right, load
+from conformance.doors.server.process import Body, inside
+from conformance.doors.server.requests import Right, load
 from conformance.oracle.findings import broken
 from conformance.server.instruments import wait_for_rest
 from conformance.server.traffic import GATE_OFF, Session, check_ends, message, talk
@@ -62,7 +62,7 @@ def test_a_session(right: Right, models: dict[str, str], model: str, how: str) -
     options = ["--prompt-cache-checkpoints", "999"] if how != "plain" else []
     with inside(*options, *more.get(how, []), model=models[model]) as server:
         draft = GATE_OFF if how == "drafted" else {}
-        by = "ModelDraftStrategy" if how == "draft model" else ""
+        by = "model" if how == "draft model" else "none"
         answers = Right(**QUANTIZED) if how == "quantized" else right
         session = Session(server, answers, models[model], draft, NOISE.get(model, 0.0), by)
         (talk if how == "plain" else check_ends)(session)
@@ -96,14 +96,14 @@ SLACK = 0.25
 LARGE = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
 
 
-def request(rng: random.Random) -> Request:
+def request(rng: random.Random) -> Body:
     """Each message is one of a few, and may end early, so that conversations differ at any place."""
     said: list[Message] = [message("system", 60, rng.randrange(3))]
     for turn in range(rng.randrange(1, 4)):
         one = message(("user", "assistant")[turn % 2], 30, 10 * turn + rng.randrange(3))
         said.append(one | {"content": one["content"][: rng.choice([20, 30])]})
     alone: Body = {"seed": 1} if rng.random() < 0.3 else {}
-    return Request(CHAT, {"messages": [*said, message("user", 10, rng.randrange(5))], "max_tokens": 2, **alone})
+    return {"messages": [*said, message("user", 10, rng.randrange(5))], "max_tokens": 2, **alone}
 
 
 @pytest.mark.parametrize("limit", LIMITS)

@@ -13,7 +13,7 @@ from subprocess import TimeoutExpired
 import pytest
 
 from conformance import FIXTURE
-from conformance.doors.server.process import CHAT, FAST, TEXT, Body, Server, serve
+from conformance.doors.server.process import FAST, Body, Server, serve
 from conformance.oracle.findings import broken
 from conformance.server.traffic import EDIT, ENDLESS
 
@@ -42,19 +42,19 @@ def test_a_load_is_stopped(tmp_path: Path) -> None:
 
 
 # A prompt of many steps that is served alone, and a batch. How many clients ask, and what is logged of each.
-WORK: dict[str, tuple[Body, str, int, str]] = {
-    "prompt": ({"prompt": "a b c " * 20_000, "max_tokens": 1, "seed": 1}, TEXT, 1, "progress: 32/"),
-    "batch": ({"messages": EDIT, **ENDLESS, "max_tokens": 20_000}, CHAT, 2, "progress"),
+WORK: dict[str, tuple[Body, int, str]] = {
+    "prompt": ({"prompt": "a b c " * 20_000, "max_tokens": 1, "seed": 1}, 1, "progress: 32/"),
+    "batch": ({"messages": EDIT, **ENDLESS, "max_tokens": 20_000}, 2, "progress"),
 }
 
 
 @pytest.mark.parametrize("work", WORK)
 def test_work_is_stopped(work: str, tmp_path: Path) -> None:
     """With three signals. The server tells its clients, saves its memory and ends."""
-    (body, path, n, line), file = WORK[work], tmp_path / "memory"
+    (body, n, line), file = WORK[work], tmp_path / "memory"
     options = ("--prefill-step-size", "16", "--draft-type", "ngram-mod", "--draft-memory", str(file))
     with serve(*options, env=FAST, cold=True) as server, ThreadPoolExecutor(n) as pool:
-        streams = [pool.submit(list, server.stream(body, path)) for _ in range(n)]
+        streams = [pool.submit(list, server.stream(body)) for _ in range(n)]
         while server.log.count(line) < n:
             time.sleep(0.05)
         time.sleep(0.5)

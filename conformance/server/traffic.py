@@ -9,8 +9,8 @@ from typing import Any
 # Trees without it cannot answer these requests.
 import mlx_lm.draft  # noqa: F401
 
-from conformance.doors.server.process import CHAT, TEXT, Body, Client
-from conformance.doors.server.requests import Request, Right, judge, load
+from conformance.doors.server.process import Body, Client
+from conformance.doors.server.requests import Right, judge, load
 from conformance.oracle.findings import broken
 from conformance.subjects.prompts import Message, chat, fenced, json_edit, json_lookup, tool_call
 from conformance.subjects.tiny import CHARACTERS
@@ -31,24 +31,24 @@ GATE_OFF: Body = {"draft_type": "suffix", "disable_adaptive_gate": True}
 SLOWLY: Body = GATE_OFF | {"num_draft_tokens": 1}
 # Forbids the end tokens of the fixture.
 ENDLESS: Body = {"max_tokens": 300, "logit_bias": {"0": -100, "4": -100}}
-SHORT = Request(CHAT, {"messages": chat("Quote."), "max_tokens": 4})
-ASK = Request(CHAT, {"messages": EDIT, "max_tokens": 100})
+SHORT: Body = {"messages": chat("Quote."), "max_tokens": 4}
+ASK: Body = {"messages": EDIT, "max_tokens": 100}
+ROW: Body = {"messages": EDIT, "max_tokens": 40}
+# A copy that continues until its client leaves, far longer than any other answer.
+FOREVER: Body = ROW | ENDLESS | {"max_tokens": 2000}
 PREDICTED: Body = {"prediction": {"type": "content", "content": EDITED}, "disable_adaptive_gate": True}
 
-# The drafting fields of a request, and the strategy that its answer has to name.
-DRAFTS: list[tuple[Body, str]] = [
-    ({"draft_type": "auto"}, "EditStrategy"),
-    ({"draft_type": "suffix", "num_draft_tokens": 16, "disable_adaptive_gate": True}, "SuffixStrategy"),
-    ({"draft_type": "auto", "ngram_size": 2, "disable_adaptive_gate": True}, "NgramSimpleStrategy"),
-    ({"draft_type": "ngram-simple", "num_draft_tokens": 3}, "NgramSimpleStrategy"),
-    ({"draft_type": "suffix", "draft_margin": 0.1}, "SuffixStrategy"),
-    ({"draft_type": "ngram-mod", "ngram_size": 4, "disable_adaptive_gate": True}, "NgramModStrategy"),
-    ({"draft_type": "ngram-mod", "num_draft_tokens": "auto"}, "NgramModStrategy"),
-    (PREDICTED, "EditStrategy"),
-    (
-        {"prediction": {"type": "content", "content": [{"type": "text", "text": EDITED}]}, "draft_type": "ngram-mod"},
-        "NgramModStrategy",
-    ),
+# The drafting fields of a request.
+DRAFTS: list[Body] = [
+    {"draft_type": "auto"},
+    {"draft_type": "suffix", "num_draft_tokens": 16, "disable_adaptive_gate": True},
+    {"draft_type": "auto", "ngram_size": 2, "disable_adaptive_gate": True},
+    {"draft_type": "ngram-simple", "num_draft_tokens": 3},
+    {"draft_type": "suffix", "draft_margin": 0.1},
+    {"draft_type": "ngram-mod", "ngram_size": 4, "disable_adaptive_gate": True},
+    {"draft_type": "ngram-mod", "num_draft_tokens": "auto"},
+    PREDICTED,
+    {"prediction": {"type": "content", "content": [{"type": "text", "text": EDITED}]}, "draft_type": "ngram-mod"},
 ]
 # They occur in the middle of the text that the answers copy.
 STOPS = ["rows:", "limit:\n", ["value:", "append"], [" if", "zzz"], '": "']
@@ -63,8 +63,8 @@ SAMPLINGS: list[Body] = [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9
 TOOLS: list[Body] = [{"type": "function", "function": {"name": "show", "parameters": {"type": "object"}}}]
 
 
-def drawn(rng: random.Random) -> tuple[str, Body]:
-    """A path, and a body without the fields of drafting."""
+def drawn(rng: random.Random) -> Body:
+    """A request without the fields of drafting."""
     edit = rng.choice(EDITS)
     prompts = [make(random.Random(rng.randrange(2)), 2)[:-1] for make in (json_edit, json_lookup, tool_call, tool_call)]
     # Several requests share the code before the question, or the whole prompt.
@@ -84,24 +84,20 @@ def drawn(rng: random.Random) -> tuple[str, Body]:
     ]
     for share, fields in others:
         body |= fields if rng.random() < share else {}
-    return CHAT if "messages" in body else TEXT, body
+    return body
 
 
-def mixed(n: int, seed: int = 5) -> list[Request]:
+def mixed(n: int) -> list[Body]:
     """Requests with a few bodies: drafted or not, streamed or not."""
-    rng, requests = random.Random(seed), []
+    rng, requests = random.Random(5), []
     bodies = [drawn(rng) for _ in range(60)]
-    for path, body in (rng.choice(bodies) for _ in range(n)):
-        draft, strategy = rng.choice(DRAFTS) if rng.random() < 0.6 else ({}, "")
+    for body in (rng.choice(bodies) for _ in range(n)):
+        draft = rng.choice(DRAFTS) if rng.random() < 0.6 else {}
         if body.keys() & {"temperature", *(name for penalty in PENALTIES for name in penalty)}:
             # A draft margin needs greedy decoding without penalties.
             draft = {name: value for name, value in draft.items() if name != "draft_margin"}
-        requests.append(Request(path, body, draft, strategy, rng.random() < 0.4))
+        requests.append(body | draft | {"stream": rng.random() < 0.4})
     return requests
-
-
-def edit(draft: Body, **more: Any) -> Request:
-    return Request(CHAT, {"messages": EDIT, "max_tokens": 40, **more}, draft, "SuffixStrategy" if draft else "")
 
 
 # The end of a message, as a character. Each character is a token.
@@ -115,10 +111,12 @@ def message(role: str, length: int, seed: int) -> Message:
 class Session:
     """Requests to a server, with the right answers. Every second is streamed, and two of three draft.
 
-    It counts the tokens that are fed, and those that are new. ``by`` is what drafts for all requests.
+    It counts the tokens that are fed, and those that are new. ``by`` is the draft_type of the server.
     """
 
-    def __init__(self, server: Client, right: Right, model: str, draft: Body, noise: float = 0.0, by: str = "") -> None:
+    def __init__(
+        self, server: Client, right: Right, model: str, draft: Body, noise: float = 0.0, by: str = "none"
+    ) -> None:
         self.server, self.right, self.draft, self.noise, self.by = server, right, draft, noise, by
         self.body: Body = {"model": model, "max_tokens": 20, "logprobs": True}
         # Prompts with their answers. For each prompt, what was found, and the last message end that is known.
@@ -129,12 +127,11 @@ class Session:
 
     def ask(self, *conversations: list[Message], **more: Any) -> list[Message]:
         """The answers to conversations, which are sent at the same time."""
-        draft, streamed = self.draft if len(self.known) % 3 else {}, len(self.known) % 2 == 1
+        more |= {"stream": len(self.known) % 2 == 1} | (self.draft if len(self.known) % 3 else {})
         bodies = [self.body | {"messages": messages} | more for messages in conversations]
-        requests = [Request(CHAT, body, draft, self.by, streamed) for body in bodies]
-        answers, whole = load(self.server, requests, len(requests)), list[str]()
-        for messages, request, answer in zip(conversations, requests, answers, strict=True):
-            judge(request, answer, self.right(request), self.noise)
+        answers, whole = load(self.server, bodies, len(bodies)), list[str]()
+        for messages, body, answer in zip(conversations, bodies, answers, strict=True):
+            judge(body, answer, self.right(body), self.noise, self.by)
             prompt = "".join(f"{one['role'][0]}{one['content']}{END}" for one in messages) + "a"
             assert answer.usage["prompt_tokens"] == len(prompt)
             common = max((len(commonprefix([prompt, one])) for one in self.known), default=0)  # noqa: RUF071

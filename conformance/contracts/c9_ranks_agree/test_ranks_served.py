@@ -17,8 +17,8 @@ from conformance.doors import ranks
 from conformance.doors.printed import CONTROLS, drafting
 from conformance.doors.programs import run
 from conformance.doors.ranks import serve_on_ranks
-from conformance.doors.server.process import CHAT, Body
-from conformance.doors.server.requests import Request, Right, judge_all, load
+from conformance.doors.server.process import Body
+from conformance.doors.server.requests import Right, judge_all, load
 from conformance.oracle.findings import broken
 from conformance.server.traffic import GATE_OFF, Session, check_ends
 from conformance.subjects.prompts import PROMPTS
@@ -44,13 +44,16 @@ def test_the_server(tmp_path: Path, how: str) -> None:
     # The requests of the other one share a memory.
     options = ["--pipeline"] if how == "pipeline" else ["--draft-type", "ngram-mod", "--ngram-size", "4"]
     bodies = ({"model": str(model), "messages": PROMPTS[name], "max_tokens": 24} for name in cycle(["tool", "json"]))
-    asked = [Request(CHAT, body, way) for body, way in zip(bodies, WAYS, strict=False)]
+    asked, by = (
+        [body | way for body, way in zip(bodies, WAYS, strict=False)],
+        "none" if how == "pipeline" else "ngram-mod",
+    )
     with serve_on_ranks(tmp_path, *options, model=model) as client:
-        judge_all(asked, load(client, asked, 1), right)
+        judge_all(asked, load(client, asked, 1), right, by)
         for leaving in (asked[1], asked[5]):
-            with closing(client.pieces(leaving.body | leaving.draft)) as pieces:
+            with closing(client.pieces(leaving)) as pieces:
                 next(pieces)
-        judge_all(asked, answers := load(client, asked, 4), right)
+        judge_all(asked, answers := load(client, asked, 4), right, by)
         if not any(answer.draft.get("accepted") for answer in answers[-2:]):
             broken(f"no drafted token is accepted: {answers}")
         assert client.healthy()

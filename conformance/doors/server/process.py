@@ -53,33 +53,36 @@ def events(lines: Iterable[bytes]) -> Iterator[Body]:
     raise AssertionError("the stream has no end")
 
 
-def text_of(event: Body) -> str:
-    return "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in event["choices"])
+def text_of(said: Body) -> str:
+    """The text of an answer, or of an event, whose parts are named otherwise."""
+    parts = (one.get("message") or one.get("delta") or {"content": one.get("text")} for one in said["choices"])
+    return "".join(part.get("content") or "" for part in parts)
 
 
 class Client:
-    """Requests to a server at an address, each with a timeout."""
+    """Requests to a server at an address, each with a timeout. A request is its body, which suits one path."""
 
     def __init__(self, url: str) -> None:
         self.url, self.timeout = url, TIMEOUT
 
-    def post(self, body: Any, path: str = CHAT, stream: bool = False) -> requests.Response:
-        return requests.post(self.url + path, data=json.dumps(body).encode(), timeout=self.timeout, stream=stream)
+    def post(self, body: Any, path: str = "", stream: bool = False) -> requests.Response:
+        url = self.url + (path or (CHAT if "messages" in body else TEXT))
+        return requests.post(url, data=json.dumps(body).encode(), timeout=self.timeout, stream=stream)
 
     def get(self, page: str) -> requests.Response:
         return requests.get(self.url + page, timeout=self.timeout)
 
-    def stream(self, body: Body, path: str = CHAT) -> Generator[Body, None, None]:
+    def stream(self, body: Body) -> Generator[Body, None, None]:
         """The events of a streamed request as they come. Closing the generator closes the connection."""
-        with self.post(body | {"stream": True}, path, stream=True) as response:
+        with self.post(body | {"stream": True}, stream=True) as response:
             if response.status_code != 200:
                 yield response.json()
             else:
                 yield from events(response.iter_lines())
 
-    def pieces(self, body: Body, path: str = CHAT) -> Generator[str, None, None]:
+    def pieces(self, body: Body) -> Generator[str, None, None]:
         """The pieces of text of a streamed request as they come."""
-        for event in self.stream(body, path):
+        for event in self.stream(body):
             assert "error" not in event, event
             yield text_of(event)
 
@@ -211,6 +214,10 @@ def inside(*args: str, model: str | Path = FIXTURE) -> Iterator[Inside]:
             def server_activate(self) -> None:
                 super().server_activate()
                 started.put(Inside(self, generator, log))
+
+            def serve_forever(self, poll_interval: float = 0.02) -> None:
+                """It looks this often whether it has to end."""
+                super().serve_forever(poll_interval)
 
         try:
             run(host, port, generator, Httpd)

@@ -1,4 +1,7 @@
-"""Requests to a server, its answers, and the right ones: what the library decodes, each alone and without a cache."""
+"""Requests to a server, its answers, and the right ones: what the library decodes, each alone and without a cache.
+
+A request is its body.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +14,29 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_lm
+import requests
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from conformance import FIXTURE
-from conformance.doors.server.process import CHAT, Body, Client
+from conformance.doors.server.process import Body, Client, text_of
 from conformance.oracle.findings import broken
 
 # The longest draft of "auto".
 MOST_DRAFTED = 15
 KINDS = ("repetition", "presence", "frequency")
 PENALTIES = [f"{kind}_{what}" for kind in KINDS for what in ("penalty", "context_size")]
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request. Those with the same path and body get the same text."""
-
-    path: str
-    body: Body
-    # The fields of drafting, and the strategy that has to draft, if this is known.
-    draft: Body = field(default_factory=dict)
-    strategy: str = ""
-    streamed: bool = False
-
-    def but(self, *, draft: Body | None = None, **fields: Any) -> Request:
-        return Request(self.path, self.body | fields, self.draft if draft is None else draft, streamed=self.streamed)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the server samples without a seed."""
-        return "temperature" in self.body and "seed" not in self.body
-
-    def __str__(self) -> str:
-        return f"{self.path} {json.dumps(self.body | self.draft)}{' (streamed)' * self.streamed}"
+# The fields that a text depends on. A seed is one of them where the server samples.
+READ = ["model", "messages", "tools", "prompt", "max_tokens", "stop", "temperature", "top_p", "logit_bias", *PENALTIES]
+# What drafts for each draft_type. A prediction alone is drafted from as by auto.
+STRATEGIES = {
+    "none": "nothing",
+    "auto": "EditStrategy",
+    "suffix": "SuffixStrategy",
+    "ngram-simple": "NgramSimpleStrategy",
+    "ngram-mod": "NgramModStrategy",
+    "model": "ModelDraftStrategy",
+}
 
 
 @dataclass(frozen=True)
@@ -67,29 +59,46 @@ class Answer:
     def cached_tokens(self) -> int:
         return int(self.usage["prompt_tokens_details"]["cached_tokens"])
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an answer has to have as the right one has it."""
+        tokens = {"tokens": [token for token, _ in self.logprobs]} if self.logprobs else {}
+        prompt, completion = self.usage["prompt_tokens"], self.usage["completion_tokens"]
+        ended = {"text": self.text, "finish reason": self.finish_reason, "completion tokens": completion}
+        return {"prompt tokens": prompt, **ended, **tokens}
 
-def send(client: Client, request: Request) -> Answer:
-    body = request.body | request.draft
-    if request.streamed:
-        said = list(client.stream(body | {"stream_options": {"include_usage": True}}, request.path))
+
+def send(client: Client, body: Body) -> Answer:
+    if body.get("stream") is True:
+        said = list(client.stream(body | {"stream_options": {"include_usage": True}}))
     else:
-        said = [client.post(body, request.path).json()]
+        said = [client.post(body).json()]
     if (error := said[-1].get("error")) is not None:
-        return Answer(error["code"], error=error["message"])
+        # The errors of stock releases are strings.
+        known: Body = error if isinstance(error, dict) else {"code": 500, "message": str(error)}
+        return Answer(known["code"], error=known["message"])
     choices = [choice for event in said for choice in event["choices"]]
     (reason,) = (choice["finish_reason"] for choice in choices if choice["finish_reason"])
-    # The parts of a streamed answer are named otherwise.
-    text = "".join(
-        one.get("text") or (one.get("message") or one.get("delta", {})).get("content") or "" for one in choices
-    )
     logprobs = [one for choice in choices for one in (choice.get("logprobs") or {}).get("content", [])]
-    return Answer(200, text, reason, said[-1]["usage"], "", tuple((one["id"], one["logprob"]) for one in logprobs))
+    probable = tuple((one["id"], one["logprob"]) for one in logprobs)
+    return Answer(200, "".join(map(text_of, said)), reason, said[-1]["usage"], "", probable)
 
 
-def load(server: Client, requests: Sequence[Request], clients: int = 8) -> list[Answer]:
+def load(server: Client, bodies: Sequence[Body], clients: int = 8) -> list[Answer]:
     """Send requests from several clients at the same time."""
     with ThreadPoolExecutor(clients) as pool:
-        return list(pool.map(lambda request: send(server, request), requests))
+        return list(pool.map(lambda body: send(server, body), bodies))
+
+
+def asked(server: Client, body: Body) -> str:
+    """The text of an answer of any tree. If there is none, that is what is found."""
+    try:
+        answer = send(server, body)
+    except requests.RequestException as error:
+        broken(f"the server gives no answer: {type(error).__name__}", json.dumps(body))
+    if answer.status != 200:
+        broken(f"the server answers {answer.status}: {answer.error[:200]}", json.dumps(body))
+    return answer.text
 
 
 @cache
@@ -104,17 +113,17 @@ class Right:
         self.options = options
         self.known: dict[str, Answer] = {}
 
-    def __call__(self, request: Request) -> Answer:
-        # Without sampling no text depends on a seed.
-        body = {name: value for name, value in request.body.items() if name != "seed" or "temperature" in request.body}
-        key = request.path + json.dumps(body, sort_keys=True)
+    def __call__(self, body: Body) -> Answer:
+        names = [*READ, "seed"] if "temperature" in body else READ
+        read = {name: body[name] for name in names if name in body}
+        key = json.dumps(read)
         if key not in self.known:
-            self.known[key] = self.decode(body, request.path)
+            self.known[key] = self.decode(read)
         return self.known[key]
 
-    def decode(self, body: Body, path: str) -> Answer:
+    def decode(self, body: Body) -> Answer:
         model, tokenizer = loaded(str(body.get("model", FIXTURE)))
-        if path == CHAT:
+        if "messages" in body:
             given = {"tools": body.get("tools"), "add_generation_prompt": True, "tokenize": True}
             prompt = tokenizer.apply_chat_template(body["messages"], **given)
         else:
@@ -152,42 +161,43 @@ def arguments(body: Body) -> dict[str, Any]:
     }
 
 
-def judge(request: Request, answer: Answer, right: Answer, noise: float = 0.0) -> None:
-    """Compare an answer with the right one. Of one that is sampled without a seed only the counts are known."""
+def judge(body: Body, answer: Answer, right: Answer, noise: float = 0.0, by: str = "none") -> None:
+    """Compare an answer with the right one. Of one that is sampled without a seed only the counts are known.
+
+    Args:
+        by: The draft_type of the server, or "model".
+    """
     if answer.status != 200:
-        broken(f"the answer is {answer.status} {answer.error!r}", str(request))
-    pairs: list[tuple[str, Any, Any]] = [("prompt tokens", answer.usage["prompt_tokens"], right.usage["prompt_tokens"])]
-    if not request.is_random:
-        pairs += [
-            (name.replace("_", " "), getattr(answer, name), getattr(right, name)) for name in ("text", "finish_reason")
-        ]
-        pairs.append(("completion tokens", answer.usage["completion_tokens"], right.usage["completion_tokens"]))
-    if answer.logprobs:
-        seen, wanted = ([token for token, _ in one.logprobs] for one in (answer, right))
-        pairs.append(("tokens", seen, wanted))
-    for what, found, expected in pairs:
-        if found != expected:
-            broken(f"{what}: {found!r} instead of {expected!r}", str(request))
-    for i, ((_, found), (_, expected)) in enumerate(zip(answer.logprobs, right.logprobs, strict=False)):
-        if abs(found - expected) > noise:
-            broken(f"log probability of token {i}: {found} instead of {expected}", str(request))
-    judge_counts(request, answer)
+        broken(f"the answer is {answer.status} {answer.error!r}", json.dumps(body))
+    found, wanted = answer.facts, right.facts
+    for what in ["prompt tokens"] if "temperature" in body and "seed" not in body else found:
+        if found[what] != wanted[what]:
+            broken(f"{what}: {found[what]!r} instead of {wanted[what]!r}", json.dumps(body))
+    for i, ((_, seen), (_, expected)) in enumerate(zip(answer.logprobs, right.logprobs, strict=False)):
+        if abs(seen - expected) > noise:
+            broken(f"log probability of token {i}: {seen} instead of {expected}", json.dumps(body))
+    judge_counts(body, answer, by)
 
 
-def judge_counts(request: Request, answer: Answer) -> None:
+def strategy_of(body: Body, by: str = "none") -> str:
+    """What has to draft for a request."""
+    kind = body.get("draft_type", "auto" if by == "none" and "prediction" in body else by)
+    return STRATEGIES["ngram-simple" if kind == "auto" and "ngram_size" in body else kind]
+
+
+def judge_counts(body: Body, answer: Answer, by: str) -> None:
     """A pass gives one token and the accepted ones. An undrafted last token costs one more pass."""
     draft = answer.draft
-    named, wanted = draft.get("strategy", "nothing"), request.strategy or "nothing" * (not request.draft)
-    if wanted and named != wanted:
-        broken(f"{named} drafts instead of {wanted}", str(request))
+    if (named := draft.get("strategy", "nothing")) != (wanted := strategy_of(body, by)):
+        broken(f"{named} drafts instead of {wanted}", json.dumps(body))
     if draft:
-        most = request.draft.get("num_draft_tokens", "auto")
+        most = body.get("num_draft_tokens", "auto")
         n_behind = draft["forwards"] - draft["near_ties"] + draft["accepted"] - answer.usage["completion_tokens"]
         most_behind = MOST_DRAFTED if most == "auto" else most
         if not 0 <= draft["accepted"] <= draft["drafted"] or not 1 <= n_behind <= most_behind:
-            broken(f"its statistics do not add up: {answer.usage}", str(request))
+            broken(f"its statistics do not add up: {answer.usage}", json.dumps(body))
 
 
-def judge_all(requests: Sequence[Request], answers: Sequence[Answer], right: Right) -> None:
-    for request, answer in zip(requests, answers, strict=True):
-        judge(request, answer, right(request))
+def judge_all(bodies: Sequence[Body], answers: Sequence[Answer], right: Right, by: str = "none") -> None:
+    for body, answer in zip(bodies, answers, strict=True):
+        judge(body, answer, right(body), by=by)
