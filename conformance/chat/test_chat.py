@@ -1,24 +1,20 @@
 """`mlx_lm.chat`: with drafts and without, lines that are typed get the answers of a plain chat.
 
 Later turns draft from the earlier answers, no token is fed twice, and Ctrl-C breaks off an answer that can be asked for
-again. The published commands run in a terminal.
+again. The published commands are ways to draft like others.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import pexpect
 import pytest
 
 from conformance import FIXTURE
 from conformance.chat.session import AFTER, CTRL_C, CTRL_D, Turn, talk
-from conformance.doors.printed import CONTROLS, Drafting, drafting
+from conformance.doors.printed import Drafting
 from conformance.oracle.findings import broken
 from conformance.subjects.tiny import save
 
@@ -42,6 +38,7 @@ LINES = {
 }
 # With the gate, the number of drafted tokens depends on the times of this machine.
 SIZES = ("--num-draft-tokens", "6", "--disable-adaptive-gate")
+PUBLISHED = ("--max-tokens", "500", "--temp", "0", "--chat-template-config", '{"enable_thinking": false}', *SIZES)
 DRAFTS: dict[str, tuple[str, ...]] = {
     "": (),
     "suffix": ("--draft-type", "suffix", *SIZES),
@@ -49,6 +46,8 @@ DRAFTS: dict[str, tuple[str, ...]] = {
     "ngram-mod": ("--draft-type", "ngram-mod", *SIZES),
     "ngram-mod, short": ("--draft-type", "ngram-mod", "--ngram-size", "4", *SIZES),
     "a draft length": ("--prompt-lookup-num-tokens", "6", "--disable-adaptive-gate"),
+    "published": (*PUBLISHED, "--draft-type", "ngram-mod", "--ngram-size", "16"),
+    "published, simple": (*PUBLISHED, "--draft-type", "ngram-simple", "--num-draft-tokens", "4", "--ngram-size", "3"),
     "gated": ("--draft-type", "auto"),
     "a draft model": ("--draft-model", str(FIXTURE)),
 }
@@ -122,36 +121,3 @@ def check_what_is_learned(counts: list[Drafting], drafts: str) -> None:
     # A draft model drafts as well from the first turn on.
     if worse and drafts != "a draft model":
         broken(f"later turns do not draft from the answers before: {first[0]}, then {worse}")
-
-
-PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
-PUBLISHED = """python -m mlx_lm chat \\
-  --model Qwen/Qwen3-8B-MLX-4bit \\
-  --max-tokens 500 \\
-  --temp 0 \\
-  --chat-template-config '{{"enable_thinking": false}}' \\
-  --draft-type {} \\
-  --num-draft-tokens {} \\
-  --ngram-size {} \\
-  --disable-adaptive-gate
-"""
-
-
-@pytest.mark.parametrize(("draft_type", "length", "size"), [("ngram-simple", 4, 3), ("ngram-mod", 6, 16)])
-def test_the_published_commands(draft_type: str, length: int, size: int) -> None:
-    """The published commands with the model of this repository, typed into a terminal, and four turns."""
-    command = PUBLISHED.format(draft_type, length, size).replace("Qwen/Qwen3-8B-MLX-4bit", shlex.quote(str(FIXTURE)))
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "TERM": "xterm"}
-    # Far longer than it takes, so that a program that hangs fails.
-    terminal = pexpect.spawn("sh", ["-c", command], env=env, encoding="utf-8", dimensions=(40, 200), timeout=120)
-    terminal.expect(PROMPT)
-    for query, answer in zip(EDITS, ANSWERS, strict=True):
-        terminal.sendline(query)
-        terminal.expect(PROMPT)
-        shown = CONTROLS.sub("", terminal.before)
-        assert answer in shown
-        assert drafting(shown)
-    terminal.sendline("q")
-    terminal.expect(pexpect.EOF)
-    terminal.close()
-    assert terminal.exitstatus == 0

@@ -1,4 +1,4 @@
-"""The commands as users type them: with drafts they give the same text, and more is accepted where more is known.
+"""The commands as users type them: with drafts they give the same text.
 
 The options and fields that turn drafting on are those of an adapter, so that any tree is asked.
 """
@@ -21,10 +21,11 @@ from conformance import FIXTURE
 from conformance.adapters import Adapters
 from conformance.doors.printed import drafting
 from conformance.doors.programs import run
-from conformance.doors.server.process import TEXT, ServerFailed, serve
+from conformance.doors.server.process import ServerFailed, serve
+from conformance.doors.server.requests import asked
 from conformance.judging.blocks import drafted, environment
 from conformance.oracle.findings import broken, not_offered
-from conformance.subjects.prompts import CODE, PROMPTS, fenced
+from conformance.subjects.prompts import CODE, PROMPTS
 
 LENGTH, TIMEOUT = 48, 120
 # It repeats itself, so that whatever looks up n-grams finds some.
@@ -71,12 +72,9 @@ def told(command: str, *options: str, **fields: Any) -> tuple[str, int]:
         try:
             with serve(*options, env=env) as server:
                 body = {"model": str(FIXTURE), "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, **fields}
-                answer = server.post(body, TEXT)
+                return asked(server, body), drafted(Path(folder))
         except ServerFailed as error:
             broken(f"the server fails: {str(error).strip().splitlines()[-1]}")
-        if answer.status_code != 200:
-            broken(f"the server answers {answer.status_code}: {answer.text[:200]}")
-        return answer.json()["choices"][0]["text"], drafted(Path(folder))
 
 
 def check(command: str, options: Sequence[str], **fields: Any) -> None:
@@ -108,41 +106,16 @@ def test_request(adapter: Adapters, about: Callable[..., None]) -> None:
     check("server", [], **adapter.request)
 
 
-MOD = "--draft-type ngram-mod --disable-adaptive-gate"
-# Two command lines with the same text: more is accepted in the second one, at least so much of what is drafted, and
-# so many tokens for each forward pass.
-BETTER = {
-    "the short option": ("", "--prompt-lookup-num-tokens 8", 0.0, 1.5),
-    # It holds the answer. With short n-grams the prompt alone drafts nearly as well.
-    "a text to draft from": (MOD, f"{MOD} --draft-reference edited.md", 0.0, 0.0),
-    "a memory in a file": (f"{MOD} --draft-memory memory", f"{MOD} --draft-memory memory", 0.0, 0.0),
-    # The draft model reads the cached prompt, and drafts as well as with the whole prompt.
-    "a draft model and a cached prompt": (
-        "--prompt-cache-file cache.safetensors",
-        f"--prompt-cache-file cache.safetensors --draft-model {shlex.quote(str(FIXTURE))}",
-        0.9,
-        3.0,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BETTER)
-def test_more_is_accepted(name: str, tmp_path: Path) -> None:
-    (tmp_path / "edited.md").write_text(fenced(CODE.replace("text", "node")))
-    if "cached" in name:
-        file = ["--prompt-cache-file", "cache.safetensors"]
-        # A command that is installed with the package.
-        script = shutil.which("mlx_lm.cache_prompt", path=str(Path(sys.executable).parent)) or "mlx_lm.cache_prompt"
-        subprocess.run([script, "--model", str(FIXTURE), "--prompt", CODE, *file], cwd=tmp_path, check=True)
-    *lines, share, rate = BETTER[name]
-    question = ["--prompt", PROMPTS["rename"][0]["content"], "--max-tokens", "120"]
-    first, second = (printed(command_line("generate", [*question, *shlex.split(line)]), cwd=tmp_path) for line in lines)
-    if answer_of(first) != answer_of(second):
-        broken(f"{lines[1]} gives another text than {lines[0] or 'no option'}: {answer_of(second)!r}")
-    before, after = drafting(first), drafting(second)
-    if before and "draft" not in lines[0]:
-        broken(f"{lines[0]!r} drafts: {before}")
-    if not after or after.accepted <= (before.accepted if before else 0):
-        broken(f"after {lines[0]!r}, {lines[1]!r} accepts no more: {before}, then {after}")
-    if after.accepted < share * after.drafted or after.rate < rate:
-        broken(f"{lines[1]!r} accepts less than {share:.0%} or has less than {rate} tokens for each pass: {after}")
+def test_a_draft_model_reads_a_cached_prompt(tmp_path: Path) -> None:
+    """It drafts as well as with the whole prompt, and the text is that without drafts."""
+    file = ["--prompt-cache-file", "cache.safetensors"]
+    # A command that is installed with the package.
+    script = shutil.which("mlx_lm.cache_prompt", path=str(Path(sys.executable).parent)) or "mlx_lm.cache_prompt"
+    subprocess.run([script, "--model", str(FIXTURE), "--prompt", CODE, *file], cwd=tmp_path, check=True)
+    line = command_line("generate", ["--prompt", PROMPTS["rename"][0]["content"], "--max-tokens", "120", *file])
+    plain, drafted = (printed([*line, *more], cwd=tmp_path) for more in ([], ["--draft-model", str(FIXTURE)]))
+    if answer_of(plain) != answer_of(drafted):
+        broken(f"with a draft model it gives another text: {answer_of(drafted)!r}", shown(line))
+    counts = drafting(drafted)
+    if drafting(plain) or not counts or counts.accepted < 0.9 * counts.drafted or counts.rate < 3:
+        broken(f"without a draft model {drafting(plain)}, with one {counts}", shown(line))

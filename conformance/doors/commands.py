@@ -12,27 +12,23 @@ import importlib
 import inspect
 import io
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
-from functools import cache, partial
-from http.server import ThreadingHTTPServer
+from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-import requests
 from mlx_lm import grammar
 from mlx_lm.draft import DraftOptions, DraftStats, NgramModTable
 from mlx_lm.utils import load
 
 from conformance import FIXTURE
+from conformance.doors.server.process import Body, inside
 
 COMMANDS = ("generate", "chat", "server", "benchmark")
-Body = dict[str, Any]
 QUESTION = "Repeat this."
 
 
@@ -62,10 +58,9 @@ def _fixture() -> tuple[Any, ...]:
 class Record:
     """The calls that were made while a command ran, and what it printed."""
 
-    def __init__(self, bodies: Sequence[Body] = ()) -> None:
+    def __init__(self) -> None:
         self.calls: dict[str, list[dict[str, Any]]] = {}
         self.printed = ""
-        self._bodies = bodies
 
     def note(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         self.calls.setdefault(name, []).append(arguments)
@@ -119,19 +114,6 @@ class Record:
 
         return SimpleNamespace(insert=insert, insert_segments=insert, close=lambda: None)
 
-    def serve(self, _host: str, _port: int, generator: Any) -> None:
-        """Send the requests to the handler of the server."""
-        handler = partial(module_of("server").APIHandler, generator)
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd, contextlib.ExitStack() as ends:
-            ends.callback(generator.stop_and_join)
-            ends.callback(httpd.shutdown)
-            # It looks this often whether it has to end.
-            threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
-            url = f"http://127.0.0.1:{httpd.server_port}/v1/chat/completions"
-            for body in self._bodies:
-                body = {"messages": [{"role": "user", "content": QUESTION}]} | body
-                requests.post(url, json=body, timeout=60)
-
     @contextlib.contextmanager
     def of(self, command: str) -> Iterator[None]:
         """Record while a command runs."""
@@ -147,7 +129,6 @@ class Record:
             "mark_drafted": None,
             "LRUPromptCache": None,
         }
-        server = module_of("server")
         patches: list[Any] = [
             # The strategy is made of the options, which are the record.
             self.stubbed(DraftOptions, "with_strategy", lambda self, **_: self),
@@ -155,12 +136,6 @@ class Record:
             self.stubbed(NgramModTable, "save", lambda **_: None),
             self.stubbed(grammar, "compile_grammar", lambda **_: None),
             patch("builtins.input", lambda *_: next(queries)),
-            # The server waits until its clients are told.
-            patch.object(time, "sleep"),
-            patch.object(server, "_run_http_server", self.serve),
-            patch.object(server.APIHandler, "log_message", lambda *_: None),
-            patch.object(server.logging, "basicConfig"),
-            patch.object(server.signal, "signal"),
             warnings.catch_warnings(action="ignore"),
         ]
         for module in {module_of("generate"), module_of(command)}:
@@ -193,11 +168,16 @@ PLACES: dict[str, Callable[[Record], Any]] = {
 
 
 def run(command: str, argv: Sequence[str], bodies: Sequence[Body] = ({},)) -> Record:
-    """Run a command. The server also serves the requests."""
-    record, out = Record(bodies), io.StringIO()
-    argv = [f"mlx_lm.{command}", *argv]
-    with record.of(command), patch.object(sys, "argv", argv), contextlib.redirect_stdout(out):
-        module_of(command).main()
+    """Run a command. The server also answers the requests."""
+    record, out = Record(), io.StringIO()
+    with record.of(command), contextlib.redirect_stdout(out):
+        if command == "server":
+            with inside(*argv) as server:
+                for body in bodies:
+                    server.post({"messages": [{"role": "user", "content": QUESTION}]} | body)
+        else:
+            with patch.object(sys, "argv", [f"mlx_lm.{command}", *argv]):
+                module_of(command).main()
     record.printed = out.getvalue()
     return record
 
