@@ -18,6 +18,7 @@ import pytest
 from mlx_lm import load
 
 from conformance import FIXTURE
+from conformance.adapters import Adapters
 from conformance.expectations.plugin import Plugin, nearest
 from conformance.judging import plugin as judging
 from conformance.series.patches import commits, unpack
@@ -102,6 +103,8 @@ def again(report: pytest.CollectReport | pytest.TestReport) -> str:
     marks = getattr(report, "keywords", {})
     marked = next((name for mark, name in MARKED.items() if mark in marks), "patched")
     name = marked if "series" in marks else os.environ.get("TOX_ENV_NAME", marked)
+    if name == "smollm2":
+        return f"scripts/check.sh --model smollm2 {shlex.quote(report.nodeid)}"
     told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in TOLD if variable in os.environ]
     chosen = ["-m", "series"] if "series" in marks else []
     return " ".join([*told, "scripts/tox.sh", "-e", name, "--", *chosen, shlex.quote(report.nodeid)])
@@ -113,6 +116,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if failed and not terminalreporter.config.getoption("no_summary"):
         terminalreporter.section("to run only one of them")
         terminalreporter.write("".join(f"{command}\n" for command in dict.fromkeys(map(again, failed))))
+
+
+@pytest.fixture(scope="session")
+def adapter(pytestconfig: pytest.Config) -> Adapters:
+    """What the features of the installed mlx-lm are called through."""
+    plugin: Any = pytestconfig.pluginmanager.get_plugin("judging")
+    adapters: Adapters = plugin.adapters
+    return adapters
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ def similar(model: Any) -> Any:
         nonlocal key
         if not mx.issubdtype(value.dtype, mx.floating):
             return value
-        # A key of its own: it may be made inside a decode, which draws with a seed.
+        # So that it is the same whatever was drawn before.
         key, own = mx.random.split(key)
         return value + 0.01 * mx.std(value) * mx.random.normal(value.shape, key=own)
 

@@ -24,6 +24,7 @@ def _headed(model: Any, drafts: Drafts) -> tuple[Any, dict[str, Any]]:
     """The model, and the options that draft with it. The head knows the text by places, also in a second turn."""
     n_held = drafts.left[0][0].offset if drafts.left else 0
     strategy = HeadDraftStrategy(EditStrategy() if drafts.name == "head and edit" else None)
+    drafts.strategy = strategy
     headed = HeadedModel(model, Head([0] * n_held + list(drafts.right)))
     return headed, {"draft_strategy": strategy, "num_draft_tokens": 5, **WHOLE}
 

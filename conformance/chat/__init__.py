@@ -1,1 +1,1 @@
-"""mlx_lm.chat in a terminal."""
+"""mlx_lm.chat, with lines that are typed."""

@@ -18,7 +18,7 @@ from conformance.doors.printed import Drafting
 from conformance.oracle.findings import broken
 from conformance.subjects.tiny import save
 
-# A terminal takes one line at a time.
+# One line is one question.
 CODE = "total = 0; for key in rows: total += key; print(total)"
 NAMES = ("total", "count", "total", "count", "total")
 EDITS = [f"Change `{old}` to `{new}`." for old, new in pairwise(NAMES)]

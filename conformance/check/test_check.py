@@ -150,6 +150,8 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
         file.write_bytes(unusable)
         with pytest.raises(Unusable, match=str(file)):
             from_file(file)
+    with pytest.raises(Unusable, match="/nowhere"):
+        from_file(Path("/nowhere"))
 
 
 def test_from_another_folder(tmp_path: Path) -> None:

@@ -158,8 +158,10 @@ def test_a_contradiction_is_an_error_before_a_model_is_loaded(
 ) -> None:
     options = shlex.split(typed.replace("FIXTURE", shlex.quote(str(FIXTURE))))
     monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", "--model", "nowhere/nothing", *options])
+    before = {path: path.read_bytes() for path in Path().iterdir()}
     with pytest.raises(SystemExit) as ended:
         module_of(command).main()
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before
     error = capsys.readouterr().err.splitlines()[-1]
     named = CONTRADICTIONS[command][typed]
     if ended.value.code != 2 or not all(name in error for name in named):

@@ -73,11 +73,6 @@ class Plugin:
             report.user_properties.append(("cases", cases))
         return report
 
-    @pytest.fixture(scope="session")
-    def adapter(self) -> Adapters:
-        """What the features of the installed mlx-lm are called through."""
-        return self.adapters
-
     @pytest.fixture
     def about(self, record_property: Callable[[str, object], None]) -> Callable[..., None]:
         """Note what a test is about and what that rests on: a test follows from a failed one of what it rests on."""

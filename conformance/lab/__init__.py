@@ -1,1 +1,1 @@
-"""What drafting gains and costs: simulated, timed and shown. It measures and promises nothing."""
+"""What drafting gains and costs: simulated and timed. It measures and promises nothing."""

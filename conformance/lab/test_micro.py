@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.draft import NgramModStrategy, NgramModTable
 from mlx_lm.models import llama
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
@@ -20,6 +21,7 @@ from conformance.subjects.families import GENERATE
 
 VOCAB = 50_000
 LENGTHS = (2_000, 32_000, 128_000)
+MAKERS = makers() | {"ngram-mod": lambda: NgramModStrategy(NgramModTable(size=2**22, vocab_size=VOCAB + 300))}
 
 
 @cache
@@ -36,11 +38,11 @@ def text(n: int) -> list[int]:
 
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("match", [True, False], ids=["match", "miss"])
-@pytest.mark.parametrize("name", makers())
+@pytest.mark.parametrize("name", MAKERS)
 def test_propose(benchmark: Any, name: str, match: bool, n: int) -> None:
     """The end of the sequence matches a place in its middle, or no place at all."""
     benchmark.group = f"propose, {'match' if match else 'miss'}, {n} tokens"
-    strategy, tokens = makers()[name](), text(n)
+    strategy, tokens = MAKERS[name](), text(n)
     strategy.observe(tokens)
     # So many that an edit is not resumed behind them.
     strategy.observe(tokens[n // 2 : n // 2 + 12] if match else range(VOCAB, VOCAB + 300))
@@ -49,13 +51,13 @@ def test_propose(benchmark: Any, name: str, match: bool, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("name", makers())
+@pytest.mark.parametrize("name", MAKERS)
 def test_observe_a_prompt(benchmark: Any, name: str, n: int) -> None:
     """Each round indexes the whole prompt, so divide by its length. Freeing the previous index is not timed."""
     benchmark.group = f"observe a prompt, {n} tokens"
     tokens = text(n)
     benchmark.pedantic(
-        lambda strategy: strategy.observe(tokens), setup=lambda: ((makers()[name](),), {}), rounds=15, warmup_rounds=1
+        lambda strategy: strategy.observe(tokens), setup=lambda: ((MAKERS[name](),), {}), rounds=15, warmup_rounds=1
     )
 
 
@@ -126,8 +128,7 @@ def test_decode_with_a_draft_model(benchmark: Any, released: str, agrees: bool, 
     step = importlib.import_module(f"{package}.generate").speculative_generate_step
 
     def decode() -> list[int]:
-        steps = step(mx.array(PROMPT), model, drafter, num_draft_tokens=n_draft, max_tokens=n)
-        return [int(token) for token, *_ in steps]
+        return [int(t) for t, *_ in step(mx.array(PROMPT), model, drafter, num_draft_tokens=n_draft, max_tokens=n)]
 
     plain = [int(token) for token, _ in GENERATE.generate_step(mx.array(PROMPT), model, max_tokens=n)]
     assert benchmark.pedantic(decode, rounds=9 if benchmark.enabled else 1, warmup_rounds=1) == plain

@@ -87,8 +87,10 @@ def compare_caches(got: Run, right: Run, adapter: Adapters) -> None:
     turn = right_turn(right.case)
     compare_tokens(second_turn(got.case, deepcopy(got.caches), None, None), turn, "in a plain second turn, ", is_near)
     if got.drafts is not None:
-        if got.drafts.left and adapter.is_series:
-            compare_head(got) if got.drafts.name in HEADS else compare_drafters_caches(got)
+        if got.drafts.name in HEADS:
+            compare_head(got)
+        elif got.drafts.left and adapter.is_series:
+            compare_drafters_caches(got)
         again = got.drafts.again([*got.case.next_prompt, *turn.tokens])
         compare_tokens(second_turn(got.case, got.caches, adapter, again), turn, "in a drafted second turn, ", is_near)
 
@@ -147,14 +149,14 @@ def compare_seen(got: Run, right: Run, exact: bool) -> None:
 
 
 def compare_calls(got: Run, right: Run, *names: str) -> None:
-    said = {
+    about = {
         "histories": "processors are shown",
         "draws": "the sampler draws",
         "progress": "the progress of a prompt is",
     }
     for name in names:
         if (a := getattr(got, name)) != (b := getattr(right, name)):
-            broken(f"{said[name]} {told(a, b)}")
+            broken(f"{about[name]} {told(a, b)}")
 
 
 def told(a: Sequence[Any], b: Sequence[Any]) -> str:

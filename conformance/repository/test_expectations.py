@@ -58,6 +58,8 @@ UNIMPORTABLE = ["FAILED test_other.py::import", "ModuleNotFoundError: No module 
         (RIGHT.replace("# Small\n# numbers fail.\n", ""), [], 4, [":4: an expectation needs its reason"]),
         # A file that needs a name which mlx-lm lacks is one test.
         (RIGHT.replace("test_other.py::import\n", ""), [], 1, UNIMPORTABLE),
+        # What another package lacks is an error.
+        (RIGHT, ["unrelated.py"], 2, ["cannot import name 'nothing_like_it'"]),
         # A part of the tests makes no id stale.
         (RIGHT, ["test_some.py"], 0, []),
         (RIGHT, ["test_some.py::test_it[2]"], 0, []),
@@ -78,7 +80,11 @@ def test_what_a_file_expects(
     # Other plugins take seconds to start.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_some=TESTS, test_other="from mlx_lm.nothing_like_it import drafts")
+    pytester.makepyfile(
+        test_some=TESTS,
+        test_other="from mlx_lm.nothing_like_it import drafts",
+        unrelated="from os import nothing_like_it",
+    )
     (pytester.path / "expected.txt").write_text(expected)
     done = pytester.runpytest_inprocess("-q", "-rfExX", "-p", "no:cacheprovider", *arguments)
     assert done.ret == code
