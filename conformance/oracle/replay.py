@@ -7,7 +7,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.drafters import Scripted
@@ -23,6 +22,9 @@ DRAFT = 4
 
 def scripted(model: Any, task: Task, drafter: Scripted, stats: DraftStats) -> Recording:
     """Decode with scripted drafts. Each draft is fed whole."""
+    # A tree that is judged may have it under another name.
+    from mlx_lm.generate import speculative_generate_step
+
     cache = make_prompt_cache(model)
     options = {"max_tokens": task.max_tokens, "prompt_cache": cache, "num_draft_tokens": DRAFT, "stats": stats, **WHOLE}
     steps = speculative_generate_step(mx.array(task.prompt), model, draft_strategy=drafter, **options)
