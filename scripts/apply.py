@@ -63,7 +63,7 @@ def main() -> int:
         print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}")
         print(f"the wheel: {os.path.relpath(wheel)}\n", flush=True)
     if args.stage:
-        # It may have no such option.
+        # A stage may come before the option of the demo.
         return 0
     demo = [".venv/bin/mlx_lm.generate", *DEMO]
     print(shlex.join(demo), flush=True)

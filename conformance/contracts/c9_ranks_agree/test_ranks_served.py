@@ -44,10 +44,8 @@ def test_the_server(tmp_path: Path, how: str) -> None:
     # The requests of the other one share a memory.
     options = ["--pipeline"] if how == "pipeline" else ["--draft-type", "ngram-mod", "--ngram-size", "4"]
     bodies = ({"model": str(model), "messages": PROMPTS[name], "max_tokens": 24} for name in cycle(["tool", "json"]))
-    asked, by = (
-        [body | way for body, way in zip(bodies, WAYS, strict=False)],
-        "none" if how == "pipeline" else "ngram-mod",
-    )
+    asked = [body | way for body, way in zip(bodies, WAYS, strict=False)]
+    by = "none" if how == "pipeline" else "ngram-mod"
     with serve_on_ranks(tmp_path, *options, model=model) as client:
         judge_all(asked, load(client, asked, 1), right, by)
         for leaving in (asked[1], asked[5]):

@@ -70,13 +70,14 @@ class Answer:
 
 def send(client: Client, body: Body) -> Answer:
     if body.get("stream") is True:
-        said = list(client.stream(body | {"stream_options": {"include_usage": True}}))
+        status, said = 500, list(client.stream(body | {"stream_options": {"include_usage": True}}))
     else:
-        said = [client.post(body).json()]
+        response = client.post(body)
+        status, said = response.status_code, [response.json()]
     if (error := said[-1].get("error")) is not None:
         # The errors of stock releases are strings.
-        known: Body = error if isinstance(error, dict) else {"code": 500, "message": str(error)}
-        return Answer(known["code"], error=known["message"])
+        known: Body = error if isinstance(error, dict) else {"message": str(error)}
+        return Answer(known.get("code", status), error=known["message"])
     choices = [choice for event in said for choice in event["choices"]]
     (reason,) = (choice["finish_reason"] for choice in choices if choice["finish_reason"])
     logprobs = [one for choice in choices for one in (choice.get("logprobs") or {}).get("content", [])]
