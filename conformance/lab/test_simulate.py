@@ -44,9 +44,9 @@ def test_a_row_of_all_kinds_of_work() -> None:
 
 
 def test_a_row_of_the_batches() -> None:
-    asked, costs = batches.requests("prose"), device_costs(batches.DEVICES[0])
-    speeds = [batches.decode(asked, n, costs).speed for n in batches.SIZES[:2]]
-    assert f"\n{line(['prose', *speeds])} " in text_of(USE)
+    asked, cells = batches.requests("prose"), text_of(USE).partition("\n| prose | ")[2].split(" | ")
+    for costs, told in zip(map(device_costs, batches.DEVICES), (cells[:2], cells[5:7]), strict=True):
+        assert told == [f"{batches.decode(asked, n, costs).speed:.2f}" for n in batches.SIZES[:2]]
 
 
 def words(text: str) -> list[str]:
