@@ -147,6 +147,14 @@ def fixture() -> tuple[Any, Any]:
 
 
 @pytest.fixture
+def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learn no costs: how long passes take here would decide what is drafted."""
+    from mlx_lm.draft import LearnedCosts
+
+    monkeypatch.setattr(LearnedCosts, "learn", lambda *_: None)
+
+
+@pytest.fixture
 def uncompiled() -> Iterator[None]:
     """Turn off compiled functions: the first use of each starts a C++ compiler for two seconds."""
     mx.disable_compile()

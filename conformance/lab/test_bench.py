@@ -21,6 +21,7 @@ def subject() -> Subject:
 
 
 @pytest.mark.planted
+@pytest.mark.usefixtures("known_costs")
 @pytest.mark.parametrize("form", [tasks.OWN, tasks.GIVEN])
 def test_other_tokens_show_no_speed(subject: Subject, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_turns, repetition = cells.in_turns, iter(range(1000))

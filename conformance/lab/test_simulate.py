@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm import load
-from mlx_lm.draft import DraftStats, EditStrategy, LearnedCosts, SuffixStrategy, device_costs
+from mlx_lm.draft import DraftStats, EditStrategy, SuffixStrategy, device_costs
 from mlx_lm.generate import generate_step, speculative_generate_step
 
 from conformance import FIXTURE
@@ -99,10 +99,9 @@ def test_a_head_gains_beside_a_lookup(work: str) -> None:
         assert not gains([(one, replace(drafts, tokens=[[], *drafts.tokens[:-1]])) for one, drafts in streams])
 
 
+@pytest.mark.usefixtures("known_costs")
 @pytest.mark.parametrize("name", ["rename", "nothing_to_copy"])
-def test_the_head_of_the_fixture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # How long passes take here would decide what is drafted.
-    monkeypatch.setattr(LearnedCosts, "learn", lambda *_: None)
+def test_the_head_of_the_fixture(name: str) -> None:
     model, tokenizer = load(str(FIXTURE))
     prompt = mx.array(tokenizer.apply_chat_template(PROMPTS[name], add_generation_prompt=True))
     plain = [token for token, _ in generate_step(prompt, model, max_tokens=60)]

@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 import pytest
-from mlx_lm.draft import LearnedCosts
 
 from conformance import ROOT
 from conformance.__main__ import main as ask
@@ -21,7 +20,7 @@ from conformance.series.patches import PATCHES
 
 Capture = pytest.CaptureFixture[str]
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("known_costs")]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +71,6 @@ def test_each_program_drafts(page: str, capsys: Capture, tmp_path: Any, monkeypa
 def test_the_answer_of_check(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """For the prompt that is shown, with costs that a busy machine does not change."""
     shown = block(USE, "passage, short").replace("...\n", "")
-    monkeypatch.setattr(LearnedCosts, "learn", lambda *_: None)
     monkeypatch.setattr(check, "built_in", lambda: {"passage, short": built_in()["passage, short"]})
     assert ask(["check", "--model", "conformance/fixture"]) == 0
     assert versions(capsys.readouterr().out) == versions(shown)
