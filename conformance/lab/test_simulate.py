@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -53,24 +53,23 @@ def words(text: str) -> list[str]:
     return re.findall(r" ?[A-Za-z]+|\n *| +|\S", text)
 
 
-@pytest.mark.parametrize(("make", "column"), [(SuffixStrategy, 1), (EditStrategy, 3)])
-def test_the_example_of_an_edit_is_what_the_strategy_does(make: Callable[[], Any], column: int) -> None:
-    """A row of the table is a forward pass: the drafted text that is accepted, and the word that the model adds."""
-    (table,) = re.findall(r"^\| pass \|.*\n.*\n((?:\|.*\n)+)", text_of(DRAFTING), re.MULTILINE)
-    lines = [re.findall(r"\| `?(.*?)`? ?(?=\|)", row) for row in table.splitlines()]
-    passes = [[cell.replace(r"\n", "\n") for cell in cells[column : column + 2]] for cells in lines]
-    answer = "".join(chain(*passes))
-    prompt = f"Rename size.\n{answer.replace('total_weight', 'size')}|"
-    ids = {word: i for i, word in enumerate(dict.fromkeys(words(prompt + answer)))}
-    strategy = make()
-    strategy.begin([ids[word] for word in words(prompt)])
-    for drafted, added in passes:
-        right, after = ([ids[word] for word in words(text)] for text in (drafted, added))
-        draft = strategy.propose(16) if right + after else []
-        assert draft[: len(right)] == right, drafted
-        assert not after or draft[len(right) :][:1] != after, f"{added!r} is drafted"
-        strategy.accept(len(right), len(draft))
-        strategy.observe(right + after)
+def passes(make: Callable[[], Any], answer: str) -> Iterator[tuple[str, ...]]:
+    """For each forward pass the drafted text that is accepted, and the word that the model adds. A word is a token."""
+    strategy, told = make(), words(answer)
+    strategy.begin(words(f"Rename size.\n{answer.replace('total_weight', 'size')}|"))
+    while told:
+        draft = strategy.propose(63)
+        n = next((i for i, word in enumerate(told) if draft[i : i + 1] != [word]), len(told))
+        yield tuple("".join(part).replace("\n", r"\n") for part in (told[:n], told[n : n + 1]))
+        strategy.observe(told[: n + 1])
+        told = told[n + 1 :]
+
+
+def test_the_example_of_an_edit_is_what_the_strategy_does() -> None:
+    shown = re.findall(r"^\| \d+ \| `?(.*?)`? \| `?(.*?)`? \|$", text_of(DRAFTING), re.MULTILINE)
+    answer = "".join(chain(*shown)).replace(r"\n", "\n")
+    assert [*passes(EditStrategy, answer)] == shown
+    assert f"`suffix` takes {len([*passes(SuffixStrategy, answer)])} passes" in text_of(DRAFTING)
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -1,26 +1,26 @@
-"""The tests of a contract, by what the files of tests say of themselves: docs/contracts.md is made with it."""
+"""The files that test contracts, by their folders and marks: docs/contracts.md is made with it."""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 
 from conformance import ROOT
 
 
-def files(contract: str) -> Iterator[str]:
-    """A line for each file that is in the folder of a contract, or has its mark, and what the judge calls its tests."""
+def files() -> Iterator[str]:
+    """A line for each file: the contracts of its folder and its marks, and what the judge calls its tests."""
     for path in sorted((ROOT / "conformance").rglob("test_*.py")):
         if path.parent.name == "repository":
             continue
         text = path.read_text("utf-8")
-        asked = sorted(set(re.findall(rf'mark\.asked\("({contract} [^"]*)"', text)))
-        if asked or f'mark.contract("{contract}")' in text or path.parent.name.startswith(f"{contract.lower()}_"):
-            said = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
-            judged = f" (of `scripts/judge.sh`: {', '.join(asked)})" if asked else ""
-            yield f"- {path.relative_to(ROOT).as_posix()}: {said}{judged}"
+        judged = set(re.findall(r'mark\.asked\("(C\d+ [^"]*)"', text))
+        found = {name.split()[0] for name in judged} | set(re.findall(r'mark\.contract\("(C\d+)"\)', text))
+        found |= {name.upper() for name in re.findall(r"^(c\d+)_", path.parent.name)}
+        names = [", ".join(sorted(some, key=lambda name: (int(name[1:].split()[0]), name))) for some in (found, judged)]
+        if found:
+            yield f"- {path.relative_to(ROOT).as_posix()}: {names[0]}" + (f" ({names[1]})" if judged else "")
 
 
-def show(contract: str) -> None:
-    print("\n" + "\n".join(files(contract)) + "\n")
+def show() -> None:
+    print("\n" + "\n".join(files()) + "\n")
