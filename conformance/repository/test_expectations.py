@@ -17,7 +17,8 @@ pytestmark = pytest.mark.repository
 pytest_plugins = ["pytester"]
 
 MODEL_FAULT = re.compile(r"Upstream model fault, (\w+): ")
-TITLES = set(re.findall(r"^### (.*)$", (ROOT / "docs" / "upstream.md").read_text(), re.MULTILINE))
+FAULTS = (ROOT / "conformance" / "upstream" / "faults.toml").read_text()
+TITLES = set(re.findall(r'^title = "(.*)"$', FAULTS, re.MULTILINE))
 CONFTEST = """
 from pathlib import Path
 from conformance.expectations.plugin import Plugin
@@ -103,13 +104,13 @@ def test_the_nearest_release(tmp_path: Path) -> None:
 
 def wrong(one: Expectation, patched: bool) -> str:
     """What is wrong with an expectation, in a sentence."""
-    section, of_a_model = re.search(r"docs/upstream\.md: (.*)\.$", one.reason), MODEL_FAULT.match(one.reason)
+    row, of_a_model = re.search(r"docs/upstream\.md: (.*)\.$", one.reason), MODEL_FAULT.match(one.reason)
     if not kind(one.reason):
         return f"{one.where}: the reason begins with none of {', '.join(KINDS)}"
-    if section and section[1] not in TITLES:
-        return f"{one.where}: docs/upstream.md has no section {section[1]!r}"
-    if kind(one.reason) == "wrong" and not section:
-        return f"{one.where}: the reason names no section of docs/upstream.md"
+    if row and row[1] not in TITLES:
+        return f"{one.where}: docs/upstream.md has no row {row[1]!r}"
+    if kind(one.reason) == "wrong" and not row:
+        return f"{one.where}: the reason names no row of docs/upstream.md"
     if patched and not (of_a_model and f"[{of_a_model[1]}-" in one.id):
         return f"{one.where}: with the series only a fault of one model file may be expected"
     return ""
