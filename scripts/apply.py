@@ -15,7 +15,7 @@ from pin import PATCHES, ROOT, VENV, Refused, alone, command_for, ended, find_re
 
 # The model of this repository renames a variable, and copies most of its answer.
 PROMPT = r"Change `total` to `count`.\n```\ntotal = 0\nfor n in rows:\n    total += n\nprint(total)\n```"
-DEMO = ["--model", "conformance/fixture", "--prompt-lookup-num-tokens", "8", "--prompt", PROMPT]
+DEMO = ["--model", "conformance/fixture", "--draft-type", "auto", "--prompt", PROMPT]
 
 
 def is_applied(checkout: Path, key: str, folder: Path = PATCHES) -> bool:
@@ -35,6 +35,16 @@ def is_applied(checkout: Path, key: str, folder: Path = PATCHES) -> bool:
     if others:
         raise Refused(f"{checkout} has other branches, tags or stashes ({', '.join(others)}); move it away.")
     return False
+
+
+def show() -> int:
+    """Run the demo, and say what is next."""
+    demo = [".venv/bin/mlx_lm.generate", *DEMO]
+    print(shlex.join(demo), flush=True)
+    if not (code := subprocess.run(demo, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode):
+        script = os.path.relpath(ROOT / "scripts" / "model.sh")
+        print(f"\nnext: {script} makes a real model to talk to (93 MB to download)")
+    return code
 
 
 def main() -> int:
@@ -65,9 +75,7 @@ def main() -> int:
     if args.stage:
         # A stage may come before the option of the demo.
         return 0
-    demo = [".venv/bin/mlx_lm.generate", *DEMO]
-    print(shlex.join(demo), flush=True)
-    return subprocess.run(demo, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode
+    return show()
 
 
 if __name__ == "__main__":

@@ -21,18 +21,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 from checkout import Stamp, git, head
-from pin import (
-    VENDOR,
-    Refused,
-    ended,
-    find_release,
-    made_by_this_python,
-    make_venv,
-    pip_command,
-    releases,
-    run,
-    temporary,
-)
+from pin import VENDOR, Refused, ended, find_release, make_venv, of_this_python, pip_command, releases, run, temporary
 
 JUDGED = VENDOR / "judged"
 # What an environment has, in it.
@@ -87,21 +76,23 @@ def build_wheel(where: Path, commit: str, label: str = "") -> Path:
 def pip_install(python: Path, source: str, *needs: str) -> None:
     """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel ("@ URL"), and what it needs."""
     pip: list[str | Path] = [python, "-m", "pip", *QUIET]
+    # Somebody who waits for it sees how far it is.
+    shown = sys.stdout.isatty()
     if source.startswith("@"):
         # Two trees can have the same version. pip would keep the old one.
         run(*pip, "uninstall", "--yes", "mlx-lm")
-    run(*pip, "install", f"mlx-lm{mlx_extra()} {source}", *needs)
+    run(*pip, *["--verbose"] * shown, "install", f"mlx-lm{mlx_extra()} {source}", *needs, shown=shown)
 
 
 def installed(venv: Path, wanted: object) -> bool:
     """Whether a venv of this Python has what is wanted, and nothing was interrupted."""
     stamp = venv / STAMP
-    return made_by_this_python(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
+    return of_this_python(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
 
 
 def install(venv: Path, wanted: object, name: str, *source: str) -> None:
     """Install into a venv. The stamp is written last, so that an interrupted run repeats this step."""
-    print(f"installing {name}", flush=True)
+    print(f"installing {name}: up to 60 MB to download, 100 MB on a Mac, more with CUDA", flush=True)
     (venv / STAMP).unlink(missing_ok=True)
     venv.parent.mkdir(parents=True, exist_ok=True)
     make_venv(venv)

@@ -35,7 +35,7 @@ def model(folder: Path, keep_4bit: bool) -> int:
     print(f"{'already there' if there else 'made'}: SmolLM2-135M-Instruct in {where}")
     if not there:
         command = os.path.relpath(VENV / "bin" / "mlx_lm.chat")
-        print(f"to talk to it: {command} --model {where} --prompt-lookup-num-tokens 8")
+        print(f"to talk to it: {command} --model {where} --draft-type auto")
     return 0
 
 

@@ -44,7 +44,7 @@ def ended(command: Callable[[], int], refused: int = 1) -> int:
     try:
         return command()
     except KeyboardInterrupt:
-        print("\nerror: stopped. The same command starts again where this one began.", file=sys.stderr)
+        print("\nerror: stopped. Nothing is left half done: run the same command again.", file=sys.stderr)
         return 130
     except Refused as error:
         said = str(error)
@@ -178,7 +178,7 @@ def pip_command(scratch: Path) -> list[str | Path]:
 
 def make_venv(path: Path) -> None:
     """Make a venv, or update one. What another Python made holds libraries that this one cannot load, and goes."""
-    clear = ["--clear"] if path.exists() and not made_by_this_python(path) else []
+    clear = ["--clear"] if path.exists() and not of_this_python(path) else []
     done = run(sys.executable, "-m", "venv", *clear, path, check=False)
     if done.returncode:
         # The pip of a venv does not say that the disk is full.
@@ -186,7 +186,7 @@ def make_venv(path: Path) -> None:
         raise Refused(f"python -m venv failed: {why} It says: {(done.stdout + done.stderr).strip()}")
 
 
-def made_by_this_python(venv: Path) -> bool:
+def of_this_python(venv: Path) -> bool:
     file = venv / "pyvenv.cfg"
     wanted = {f"executable = {os.path.realpath(sys.executable)}", f"version = {sys.version.split()[0]}"}
     return file.exists() and wanted <= set(file.read_text().splitlines())

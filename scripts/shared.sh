@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# The other scripts source this, also where they are started through a link.
+# The other scripts source this, also where they are started through a link, or by another shell (sh scripts/apply.sh).
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
 set -euo pipefail
 here=$(cd -- "$(dirname -- "$(realpath -- "${BASH_SOURCE[0]}")")" && pwd)
 
@@ -7,12 +8,14 @@ here=$(cd -- "$(dirname -- "$(realpath -- "${BASH_SOURCE[0]}")")" && pwd)
 usage() { sed -n -e '1d' -e '/^#/!q' -e 's/^# \{0,1\}//p' "$0"; }
 help_asked() { case "${1-}" in -h | --help) usage && exit 0 ;; esac; }
 
-# Set PYTHON to a Python >= 3.11, or stop with an error.
+# Set PYTHON to a Python >= 3.11, or stop with an error. One that the user names is the only one.
 find_python() {
-  for PYTHON in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11; do
+  local tried=("${PYTHON:-python3}")
+  [ -n "${PYTHON-}" ] || tried+=(python3.14 python3.13 python3.12 python3.11)
+  for PYTHON in "${tried[@]}"; do
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
   done
-  echo "error: Python 3.11 or newer was not found; install it, or name it with PYTHON=/path/to/python3." >&2
+  echo "error: this is no Python 3.11 or newer: ${tried[*]}. Name one with PYTHON=/path/to/python3." >&2
   exit 1
 }
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -16,7 +13,7 @@ import mlx_lm
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from conformance import FIXTURE, ROOT
+from conformance import FIXTURE
 from conformance.__main__ import DRAFT_TYPES, main
 from conformance.check import check, probe
 from conformance.check.prompts import Unusable, from_file
@@ -152,16 +149,6 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
             from_file(file)
     with pytest.raises(Unusable, match="/nowhere"):
         from_file(Path("/nowhere"))
-
-
-def test_from_another_folder(tmp_path: Path) -> None:
-    """The command needs the files of this repository, but not as the current folder."""
-    (tmp_path / "prompts").write_text("Hello.")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    options = ["--model", str(FIXTURE), "--prompts", "prompts", "--max-tokens", "4"]
-    command = [sys.executable, "-m", "conformance", "check", *options]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

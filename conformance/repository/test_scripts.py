@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import Mock
 
+import apply
+import environments
 import pin
 import pytest
 
@@ -66,10 +68,6 @@ def other_model(clone: Clone) -> None:
     index(clone)
 
 
-def no_sdist(clone: Clone) -> None:
-    shutil.rmtree(clone.root / "vendor" / "sdist")
-
-
 def other_context(clone: Clone) -> None:
     patch = clone.patch(3)
     before, cache = re.split(r"(?m)^(?=diff --git a/mlx_lm/models/cache.py)", patch.read_text())
@@ -115,17 +113,19 @@ class Case(NamedTuple):
     prepare: Callable[[Clone], None] | None = None
     applied: bool = False
     status: int = 1
+    python: str = sys.executable
 
 
 APPLY, EXPORT, AGAIN = "apply.sh --no-install", "export.sh", r"Run scripts/apply\.sh to make it again\.$"
 MINE = r"not what the checkout exports: README\.md, \w+/mine\.patch, series\. Run"
+OLD = r"no Python 3\.11 or newer: (/no|false)\. Name one with PYTHON="
 USAGE = r"scripts/review\.sh \[-h\] N"
 REFUSED = [
     Case(f"{APPLY} --release 0.1.0", r"mlx-lm 0\.1\.0 is not pinned; vendor/releases\.toml has "),
     Case(f"{APPLY} --stage nosuch", "--stage nosuch: the stages are fixes, caches, core"),
     Case(APPLY, r"has sha256 \w+, vendor/releases\.toml has 1af8a92f.* delete it and run this again", damaged),
     Case(APPLY, "does not have the pinned sha256. Nothing was changed", repinned),
-    Case(APPLY, r"could not be downloaded .*: is the network there\? Nothing was changed\.$", no_sdist),
+    Case(APPLY, r"could not be downloaded .*network", lambda clone: shutil.rmtree(clone.root / "vendor" / "sdist")),
     Case(APPLY, rf"(?s)does not apply to mlx-lm {DEFAULT}.*patch failed: \S+:\d+.*scripts/port\.sh", other_context),
     Case(APPLY, "^error: No space left on device: ", full_disk),
     Case(APPLY, r"has other branches, tags or stashes \(other\); move it away", branch, applied=True),
@@ -153,6 +153,11 @@ REFUSED = [
     Case("review.sh", USAGE, status=2),
     Case("review.sh 6 7", USAGE, status=2),
     Case("report.sh", r"scripts/report\.sh --model MODEL", status=2),
+    *(
+        Case(one, OLD, python=python)
+        for one in ("apply.sh", "report.sh --model m", "tox.sh")
+        for python in ("/no", "false")
+    ),
 ]
 
 
@@ -164,7 +169,8 @@ def test_it_is_refused(case: Case, request: pytest.FixtureRequest) -> None:
         case.prepare(clone)
     before, parent = clone.state(), clone.root.parent
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(parent / "index"), "PIP_CONFIG_FILE": os.devnull}
-    done = clone.run(*case.command.split(), **offline, PATH=f"{parent / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    path = f"{parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = clone.run(*case.command.split(), **offline, PYTHON=case.python, PATH=path)
     assert done.returncode == case.status, done.stdout + done.stderr
     assert done.stderr.startswith(("error: ", "usage: ")), done.stderr
     assert re.search(case.says, done.stderr, re.MULTILINE), done.stderr
@@ -174,13 +180,13 @@ def test_it_is_refused(case: Case, request: pytest.FixtureRequest) -> None:
 
 
 def test_round_trip_is_byte_for_byte(clone: Clone, applied_once: Clone, tmp_path: Path) -> None:
-    """Every user makes the same commits: also through a link, and with a git that is set up otherwise."""
+    """Every user makes the same commits: also with sh, through a link, and with a git that is set up otherwise."""
     before = clone.patches()
     config, link = tmp_path / "gitconfig", tmp_path / "a link"
     config.write_text("[user]\nname = x\nemail = x@example.org\n[core]\nautocrlf = true\n[commit]\ngpgsign = true\n")
     link.symlink_to(clone.root / "scripts" / "apply.sh")
     other = {"GIT_CONFIG_GLOBAL": str(config), "GIT_AUTHOR_NAME": "y", "TZ": "Asia/Tokyo"}
-    done = subprocess.run([link, "--no-install"], cwd="/", env=clone.env | other, capture_output=True, text=True)
+    done = subprocess.run(["sh", link, "--no-install"], cwd="/", env=clone.env | other, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for number, name in enumerate(before, 1):
         assert f"applying {name} ({number}/{len(before)})" in done.stdout
@@ -243,19 +249,11 @@ def test_killed_at_any_point_leaves_nothing_half_patched(clone: Clone) -> None:
     assert not list((clone.root / "vendor").glob(".tmp-*"))
 
 
-@pytest.mark.parametrize(
-    ("error", "said", "status"),
-    [
-        (PermissionError(13, "Permission denied", "vendor"), "error: Permission denied: vendor\n", 1),
-        (KeyboardInterrupt(), "\nerror: stopped. The same command starts again where this one began.\n", 130),
-    ],
-    ids=["read-only", "ctrl-c"],
-)
-def test_what_stops_a_script_is_one_sentence(
-    error: BaseException, said: str, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert pin.ended(Mock(side_effect=error)) == status
-    assert capsys.readouterr().err == said
+def test_what_stops_a_script_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pin.ended(Mock(side_effect=PermissionError(13, "Permission denied", "vendor"))) == 1
+    assert capsys.readouterr().err == "error: Permission denied: vendor\n"
+    assert pin.ended(Mock(side_effect=KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "\nerror: stopped. Nothing is left half done: run the same command again.\n"
 
 
 def test_a_venv_of_another_python_is_made_anew(tmp_path: Path) -> None:
@@ -273,6 +271,22 @@ def test_a_venv_of_another_python_is_made_anew(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has one mlx")
 def test_an_extra_that_there_is_not(clone: Clone) -> None:
     assert "cpu, cuda12 or cuda13" in clone.run("apply.sh", MLX_EXTRA="rocm").stderr
+
+
+def test_pip_shows_a_terminal_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "run", run := Mock())
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda there=terminal: there)
+        environments.pip_install(Path("python"), "==0.32.2")
+        assert (run.call_args.kwargs["shown"], "--verbose" in run.call_args.args) == (terminal, terminal)
+
+
+def test_the_demo_does_what_it_says(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    this, run = [sys.executable, "-m", "mlx_lm", "generate"], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda demo, **how: run([*this, *demo[1:]], **how))
+    assert apply.show() == 0
+    shown = r"(?s)count \+= n.*\nDrafting: .*\nnext: (\.\./)*scripts/model\.sh makes a real model"
+    assert re.search(shown, capfd.readouterr().out)
 
 
 def test_a_model_that_is_there_is_not_made_again(clone: Clone) -> None:
