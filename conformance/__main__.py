@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import sys
 import traceback
 from importlib.metadata import version
@@ -35,12 +36,6 @@ class Parser(argparse.ArgumentParser):
 
 def length_or_auto(text: str) -> int | str:
     return text if text == "auto" else at_least_one(text)
-
-
-def folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder")
-    return Path(text)
 
 
 def new_file(text: str) -> Path:
@@ -70,8 +65,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     check.add_argument("--draft-margin", type=margin, default=0.0, help="a number or auto, default 0")
     check.add_argument("--ungated", action="store_true", help="feed whole drafts, also where that does not pay")
     probe.add_argument("--quick", action="store_true", help="fewer lengths and repeats")
-    report.add_argument("--out", type=folder, default=Path(), metavar="FOLDER", help="for the files, default: here")
-    report.add_argument("--minutes", type=float, default=10, help="begin no part after this time, default %(default)s")
+    report.add_argument("--minutes", type=float, default=20, help="begin no part after this time, default %(default)s")
     return parser.parse_args(arguments)
 
 
@@ -138,6 +132,8 @@ def answered(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    # Python hears Ctrl-C only after a pass of the model, which may take seconds.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         code = main()
     except Exception:

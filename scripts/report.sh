@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# usage: scripts/report.sh --model MODEL [--out FOLDER] [--device cpu|gpu] [--minutes N] | -h
+# usage: scripts/report.sh --model MODEL [--device cpu|gpu] [--minutes N] | -h
 #
-# Report how this machine decodes a model, in about ten minutes: the chip and the versions, whether drafting is exact, the
-# cost of blocks of tokens by length and by batch, plain tokens a second, and the speed of six short workloads.
+# Report how this machine decodes a model: the chip and the versions, whether drafting is exact, plain tokens a second, the
+# speed of six short workloads, and the cost of blocks of tokens by length and by batch.
 #
-# It writes report-MODEL-CHIP.json, and the same as a page in report-MODEL-CHIP.md, whose last line fits the table of
-# docs/benchmarks.md.
+# It writes report-MODEL-CHIP.json, and the same as a page in report-MODEL-CHIP.md. The last line of a complete one fits the
+# table of docs/benchmarks.md. It holds no name of the machine and no path.
 #
-# It runs in .venv, and scripts/apply.sh makes that if it is missing. PYTHON can name another Python that has the wheel of
-# the series. The report names the model and the chip. It holds no name of the machine and no path.
+# It runs in .venv, and scripts/apply.sh makes that if it is missing. PYTHON can name another Python that has the wheel.
 . "$(dirname -- "$(realpath -- "$0")")/shared.sh"
 help_asked "$@"
 [ $# != 0 ] || { usage >&2; exit 2; }
@@ -17,4 +16,5 @@ if [ -z "${PYTHON-}" ]; then
   PYTHON=$root/.venv/bin/python
   [ -x "$PYTHON" ] || "$here/apply.sh"
 fi
+find_python
 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$PYTHON" -m conformance report "$@"

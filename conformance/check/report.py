@@ -1,7 +1,4 @@
-"""Report how one model is decoded on this machine: ``check``, ``probe``, batches, and six short workloads.
-
-scripts/report.sh --model PATH_OR_REPO        # about ten minutes: writes report-*.json and report-*.md
-"""
+"""Report how one model is decoded on this machine: ``check``, six short workloads, ``probe`` and batches."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import platform
 import re
 import time
@@ -37,10 +35,8 @@ TEMPERATURES = {"nothing_to_copy": 3.0}
 TOKENS = 96
 BATCHES, LENGTHS, REPEATS = (1, 2, 4, 8), (1, 2, 4, 8, 16), 5
 VERDICTS = {0: "exact", 1: "near ties", 2: "FAULT"}
-# The blocks and the batch whose costs are columns of the table of docs/benchmarks.md.
-SHOWN, BATCH = (2, 4, 8, 16), (4, 4)
-COLUMNS = ["chip", "model", "weights", "mlx", "plain tok/s", "speed", "worst", "same text", "check"]
-COLUMNS += [*(f"block of {n}" for n in SHOWN), f"{BATCH[0]} rows of {BATCH[1]}", "made"]
+# Of the table of docs/benchmarks.md.
+COLUMNS = ["machine", "model", "versions", "plain tok/s", "speed", "worst", "check"]
 HEADS = {"tokens": "tokens", "plain_tps": "plain tok/s", "speed": "speed", "tokens_per_forward": "tokens a forward"}
 Say = Callable[[str], None]
 
@@ -54,6 +50,8 @@ def about(subject: Subject) -> dict[str, Any]:
         "weights": subject.weights,
         "weights_gb": round(nbytes / 1e9, 3),
         **{"chip": chip, "device": kind, "system": system, "mlx": version("mlx"), "mlx-lm": mlx_lm.__version__},
+        # What else the machine did, in the minute before.
+        **{"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)},
         **{"python": platform.python_version(), "made": date.today().isoformat()},
     }
 
@@ -102,8 +100,8 @@ def measured(subject: Subject, minutes: float, say: Say) -> dict[str, Any]:
     deadline = time.monotonic() + 60 * minutes
     report: dict[str, Any] = {"about": about(subject)}
     report |= {"speeds": [], "check": None, "probe": None, "batch": [], "left_out": []}
-    parts = {"probe": probed, "batch": batched, "check": checked}
-    for part in (*WORKLOADS, *parts):
+    parts = {"check": checked, "probe": probed, "batch": batched}
+    for part in ("check", *WORKLOADS, "probe", "batch"):
         if time.monotonic() > deadline:
             report["left_out"].append(part)
             continue
@@ -120,30 +118,26 @@ def measured(subject: Subject, minutes: float, say: Say) -> dict[str, Any]:
 
 
 def line_of(report: dict[str, Any]) -> list[Any]:
-    """The cells of a report in the table. Speeds are means over the workloads that have the same text."""
-    about, each, check = report["about"], report["speeds"], report["check"]
-    speeds, tps = [one["speed"] for one in each if one["parity"]], [one["plain_tps"] for one in each]
-    costs = {one["length"]: one["cost"] for one in report["probe"]["rows"]} if report["probe"] else {}
-    batch = {(one["rows"], one["length"]): one["cost"] for one in report["batch"]}
+    """The cells of a whole report in the table. Speeds are those of the workloads that have the same text."""
+    about, each = report["about"], report["speeds"]
+    speeds = [one["speed"] for one in each if one["parity"]]
     return [
-        f"{about['chip']}, {about['device']}",
-        *(about[name] for name in ("model", "weights", "mlx")),
-        *(geometric_mean(values) if values else None for values in (tps, speeds)),
+        f"{about['chip']}, {about['device']}, {about['cores']} cores, load {about['load']}",
+        f"{about['model']}, {about['weights']}",
+        f"mlx {about['mlx']}, mlx-lm {about['mlx-lm']}",
+        geometric_mean(one["plain_tps"] for one in each),
+        geometric_mean(speeds) if speeds else None,
         min(speeds, default=None),
-        f"{len(speeds)} of {len(each)}",
-        "not asked" if check is None else VERDICTS[check["exit"]],
-        *(costs.get(length) for length in SHOWN),
-        batch.get(BATCH),
-        about["made"],
+        f"{VERDICTS[report['check']['exit']]}, {len(speeds)} of {len(each)} texts the same",
     ]
 
 
 def page(report: dict[str, Any]) -> Iterator[str]:
-    """A report as Markdown, whose last line fits the table of docs/benchmarks.md."""
-    about, cells = report["about"], line_of(report)
-    yield f"# {about['model']} on {cells[0]}\n"
-    yield from (f"{name} {about[name]}" for name in ("system", "mlx", "mlx-lm", "python", "made", "weights"))
-    yield f"{about['weights_gb']} GB\n"
+    """A report as Markdown. The last line of a whole one fits the table of docs/benchmarks.md."""
+    about, check = report["about"], report["check"]
+    yield f"# {about['model']} on {about['chip']}, {about['device']}\n"
+    yield from (f"{name} {about[name]}" for name in "system cores load mlx mlx-lm python made weights".split())
+    yield f"{about['weights_gb']} GB\ncheck {VERDICTS[check['exit']] if check else 'not asked'}\n"
     rows = [[one["workload"], *map(one.get, HEADS), "yes" if one["parity"] else "NO"] for one in report["speeds"]]
     yield table(["workload", *HEADS.values(), "same text"], rows)
     if report["probe"]:
@@ -154,8 +148,10 @@ def page(report: dict[str, Any]) -> Iterator[str]:
         yield "\nWhat a pass of several rows costs, in passes of one token of one row:\n"
         yield table(["rows", "block", "cost"], ([one["rows"], one["length"], one["cost"]] for one in report["batch"]))
     if report["left_out"]:
-        yield f"\nLeft out: {', '.join(report['left_out'])}."
-    yield f"\nThe line for the table of docs/benchmarks.md:\n\n{table(COLUMNS)}\n{line(cells)}\n"
+        yield f"\nLeft out: {', '.join(report['left_out'])}.\n"
+        yield "This report is not complete, so it has no line for the table. --minutes gives it more time.\n"
+    else:
+        yield f"\nThe line for the table of docs/benchmarks.md:\n\n{table(COLUMNS)}\n{line(line_of(report))}\n"
 
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
@@ -165,7 +161,7 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
     report = json.loads(json.dumps(measured(subject, args.minutes, say)), parse_constant=lambda _: None)
     found, text = report["about"], "\n".join(page(report))
     name = re.sub(r"\W+", "-", f"report {found['model'].split('/')[-1]} {found['chip']} {found['device']}").lower()
-    path = args.out / f"{name.strip('-')}.json"
+    path = Path(f"{name.strip('-')}.json")
     path.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     path.with_suffix(".md").write_text(text, "utf-8")
     say("")

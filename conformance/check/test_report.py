@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,22 +17,15 @@ from conformance.__main__ import main
 from conformance.tables import line
 
 # Settings of the modules of conformance/check, which need the series, for a quick report.
-SMALL = {
-    "probe.QUICK": (1, 2, 4),
-    "probe.CONTEXTS": (16,),
-    "probe.QUICK_REPEATS": 1,
-    "check.RUNS": 1,
-    "report.TOKENS": 16,
-    "report.BATCHES": (1, 4),
-    "report.LENGTHS": (1, 4),
-    "report.REPEATS": 1,
-}
+SMALL = {"probe.QUICK": (1, 2, 4), "probe.CONTEXTS": (16,), "probe.QUICK_REPEATS": 1, "check.RUNS": 1}
+SMALL |= {"report.TOKENS": 16, "report.BATCHES": (1, 4), "report.LENGTHS": (1, 4), "report.REPEATS": 1}
 
 
 def test_a_report_of_the_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(f"conformance.check.{name}", value)
-    assert main(["report", "--model", str(FIXTURE), "--out", str(tmp_path)]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "--model", str(FIXTURE)]) == 0
     (path,) = tmp_path.glob("report-fixture-*.json")
     report, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
     assert report["left_out"] == []
@@ -41,7 +36,7 @@ def test_a_report_of_the_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [row["length"] for row in report["probe"]["rows"]] == [1, 2, 4]
     assert [(each["rows"], each["length"]) for each in report["batch"]] == [(1, 1), (1, 4), (4, 1), (4, 4)]
     assert text.splitlines()[-1].startswith(f"| {report['about']['chip']}, ")
-    assert "| 6 of 6 | exact | " in text
+    assert re.search(rf"(?s)\ncheck exact\n.*, {os.cpu_count()} cores, load .* exact, 6 of 6 texts the same \|$", text)
     # The report does not show whose machine it is.
     for private in (str(FIXTURE.parent), os.environ.get("USER") or "no user", os.uname().nodename):
         assert private not in path.read_text() + text
@@ -51,7 +46,7 @@ def test_a_report_of_the_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # Other text counts in no mean.
     for each, speed in zip(report["speeds"], (2.0, 8.0, None, None, None, None), strict=True):
         each.update(speed=speed, parity=speed is not None)
-    assert "| 4.00 | 2.00 | 2 of 6 |" in "".join(page(report)).splitlines()[-1]
+    assert "| 4.00 | 2.00 | exact, 2 of 6 " in "".join(page(report)).splitlines()[-1]
     assert f"\n{line(COLUMNS)}\n" in (ROOT / "docs" / "benchmarks.md").read_text()
 
 
@@ -62,5 +57,18 @@ def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.json")
     report, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
     assert (report["check"], report["probe"], report["speeds"], len(report["left_out"])) == (None, None, [], 9)
-    assert "Left out: rename" in text
-    assert "| 0 of 0 | not asked | " in text
+    assert "Left out: check, rename" in text
+    assert "not complete, so it has no line for the table" in text.splitlines()[-1]
+    assert "| machine |" not in text
+
+
+BUSY = "import mlx_lm, runpy, sys; mlx_lm.load = lambda _: print(flush=True) or sum(range(10**12)); sys.argv[1:] = "
+
+
+def test_ctrl_c_stops_a_pass_that_takes_long() -> None:
+    program = f"{BUSY}['report', '--model', 'any']; runpy.run_module('conformance', run_name='__main__')"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=2) == -signal.SIGINT

@@ -33,6 +33,7 @@ def told(command: str, *arguments: str) -> int:
     module, *first = command.split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [module, *first, *arguments])
+        patch.setattr(signal, "signal", lambda *_: None)
         # A module that replaces it is to leave the next test the real one.
         patch.setattr(mlx_lm.chat, "stream_generate", mlx_lm.chat.stream_generate)
         with pytest.raises(SystemExit) as ended:
