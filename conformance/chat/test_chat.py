@@ -106,7 +106,8 @@ def check_counts(turn: Turn) -> None:
     counts, forwards = turn.drafting, turn.stats.forwards
     if counts is None or counts[1:3] != (turn.stats.drafted, turn.stats.accepted):
         broken(f"{turn.line!r}: {counts} is said of {turn.stats}")
-    if f"{max(turn.tokens / forwards, 1):.2f}" != f"{counts.rate:.2f}":
+    saved = 1 + (turn.stats.accepted - turn.stats.near_ties) / forwards
+    if abs(counts.rate - (rate if (rate := turn.tokens / forwards) >= 1.005 else max(saved, 1))) > 0.005:
         broken(f"{turn.line!r}: {counts.rate} tokens for each pass is said of {turn.tokens} in {forwards} passes")
 
 

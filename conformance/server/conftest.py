@@ -22,7 +22,7 @@ def _uncompiled(uncompiled: None) -> None:
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[Inside]:
-    with inside(*getattr(request.module, "OPTIONS", ())) as server:
+    with inside("--draft-type", "none", *getattr(request.module, "OPTIONS", ())) as server:
         yield server
 
 

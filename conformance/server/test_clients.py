@@ -55,7 +55,7 @@ def test_models(server: Inside, client: openai.OpenAI) -> None:
 
 
 def test_what_the_server_counts() -> None:
-    with inside() as server:
+    with inside("--draft-type", "none") as server:
         answers = [send(server, ASK | draft) for draft in ({}, GATE_OFF, {"draft_type": "x"})]
         # A request is counted after its answer is sent.
         end = time.monotonic() + server.timeout

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mlx_lm.draft import serving
-from mlx_lm.server import APIHandler
+from mlx_lm.server import APIHandler, Fields
 
 from conformance.doors.server.process import CHAT, TEXT, Body, Inside
 from conformance.doors.server.requests import Right, judge, send
@@ -22,14 +22,14 @@ BODIES: dict[str, Body] = {CHAT: SHORT, TEXT: {"prompt": "a", "max_tokens": 4}}
 def test_each_field_has_a_row(server: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     read = {*serving.OPTIONS}
 
-    class Noted(dict[str, Any]):
+    class Noted(Fields):  # type: ignore[misc]
         def get(self, name: str, default: Any = None) -> Any:
             read.add(name)
             return super().get(name, default)
 
         def __contains__(self, name: object) -> bool:
             read.add(str(name))
-            return super().__contains__(name)
+            return bool(super().__contains__(name))
 
     noted = property(lambda one: vars(one)["body"], lambda one, body: vars(one).update(body=Noted(body)))
     monkeypatch.setattr(APIHandler, "body", noted, raising=False)

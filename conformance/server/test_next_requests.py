@@ -14,7 +14,7 @@ from conformance.oracle.findings import broken, not_shown
 from conformance.server.traffic import CODE, EDITS
 from conformance.subjects.prompts import fenced
 
-OPTIONS = ("--prompt-cache-size", "200")
+OPTIONS = ("--draft-type", "none", "--prompt-cache-size", "200")
 LENGTH = 60
 SHORT: Body = {"max_tokens": 12, "stop": []}
 # How answers end: after so many tokens, or at a stop word or its place in the text.

@@ -35,6 +35,7 @@ NOISE = {"gemma3_text": 1e-5}
 # A prompt is read token by token: what is read before its end is quantized in any case.
 QUANTIZED = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0, "prefill_step_size": 1}
 QUANTIZE = [word for name, value in QUANTIZED.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+NO_DRAFTS = ["--draft-type", "none"]
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +58,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 )
 def test_a_session(right: Right, models: dict[str, str], model: str, how: str) -> None:
     """At most 1.3 times the new tokens are fed. With enough checkpoints, the last known message end is found."""
-    more = {"plain": [], "quantized": QUANTIZE, "draft model": ["--draft-model", models["gemma3_text"]]}
+    more = {"quantized": [*NO_DRAFTS, *QUANTIZE], "draft model": ["--draft-model", models["gemma3_text"]]}
     # More checkpoints than a session has tokens.
     options = ["--prompt-cache-checkpoints", "999"] if how != "plain" else []
-    with inside(*options, *more.get(how, []), model=models[model]) as server:
+    with inside(*options, *more.get(how, NO_DRAFTS), model=models[model]) as server:
         draft = GATE_OFF if how == "drafted" else {}
         by = "model" if how == "draft model" else "none"
         answers = Right(**QUANTIZED) if how == "quantized" else right
@@ -74,7 +75,7 @@ def test_a_session(right: Right, models: dict[str, str], model: str, how: str) -
 @pytest.mark.parametrize("model", ["qwen3_next", "lfm2"])
 def test_without_checkpoints(right: Right, models: dict[str, str], model: str) -> None:
     """As in the release, a prompt goes on from a whole one, or is fed again."""
-    with inside("--prompt-cache-checkpoints", "0") as server:
+    with inside("--prompt-cache-checkpoints", "0", *NO_DRAFTS) as server:
         session = Session(server, right, models[model], {}, NOISE.get(model, 0.0))
         asked = [message("user", 60, 1)]
         asked += session.ask(asked)
