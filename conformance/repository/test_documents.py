@@ -48,7 +48,7 @@ def test_what_a_document_names_is_there(name: str) -> None:
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{module} cannot be run"
 
 
-def test_the_readme_is_short_and_the_pages_are_six() -> None:
+def test_the_readme_is_short_and_the_pages_are_seven() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 100
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert pages == {"use", "drafting", "contracts", "benchmarks", "releases", "upstream"}
+    assert pages == {"use", "drafting", "contracts", "benchmarks", "releases", "upstream", "faq"}
