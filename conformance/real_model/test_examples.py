@@ -1,4 +1,4 @@
-"""The examples of docs/use.md with SmolLM2: what they print is what the page shows."""
+"""The examples of README.md and docs/use.md with SmolLM2: what they print is what the page shows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from conformance import ROOT
 from conformance.doors.server.process import serve
-from conformance.pages import USE, block, drafting, text_of
+from conformance.pages import README, USE, block, drafting, text_of
 
 pytestmark = pytest.mark.real_model
 
-MODEL = "vendor/smollm2"
+MODEL, PROMPT = "vendor/smollm2", "\u203a "
 TIMEOUT = 900.0
 
 
@@ -34,19 +34,19 @@ def printed(commands: str, typed: str = "") -> str:
     return done.stdout
 
 
-def shown_after(command: str) -> tuple[str, float]:
+def shown_after(command: str, page: str) -> tuple[str, float]:
     """The first line about drafts that the page shows after a command."""
-    rest = text_of(USE).split(command, 1)[1]
+    rest = text_of(page).split(command, 1)[1]
     found = re.search(r".*tokens-per-forward", rest)
     assert found is not None
     return drafting(found[0])
 
 
-def check_drafts(said: str, command: str) -> None:
+def check_drafts(said: str, command: str, page: str = USE) -> None:
     """The drafts are those of the page, unless they do not pay on a machine that is busy."""
-    shown, rate = shown_after(command)
+    shown, rate = shown_after(command, page)
     assert drafting(said)[0] == shown
-    if "drafts do not pay here" not in said:
+    if "take too long here" not in said:
         assert drafting(said)[1] == pytest.approx(rate, abs=0.5)
 
 
@@ -55,13 +55,13 @@ def test_a_prompt() -> None:
     check_drafts(printed(block(USE, command)), command)
 
 
-def test_a_chat_about_a_file() -> None:
+@pytest.mark.parametrize("page", [README, USE])
+def test_a_chat(page: str) -> None:
     command = f"mlx_lm.chat --model {MODEL}"
-    commands, question = block(USE, command), re.search(r"Asked `(.*)`", text_of(USE))
-    assert question is not None
-    said = printed(commands, f"{question[1]}\nq\n")
-    assert block(USE, "You edit this file:\nname") in said
-    check_drafts(said, command)
+    typed, answer = block(page, PROMPT).removeprefix(PROMPT).split("\n", 1)
+    said = printed(block(page, command), f"{typed}\nq\n")
+    assert answer.partition("\n  Drafting")[0] in said
+    check_drafts(said, command, page)
 
 
 def test_a_client(capsys: pytest.CaptureFixture[str]) -> None:

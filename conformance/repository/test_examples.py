@@ -37,13 +37,12 @@ def printed(command: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> s
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", [README, USE])
-def test_the_first_command(page: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    command = block(page, "mlx_lm.generate --model conformance/fixture --max-tokens 200")
+def test_the_first_command(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    command = block(USE, "mlx_lm.generate --model conformance/fixture --max-tokens 200")
     drafted = printed(command, monkeypatch, capsys)
-    plain = printed(command.replace("--prompt-lookup-num-tokens 8", ""), monkeypatch, capsys)
+    plain = printed(command.replace("--draft-type auto", ""), monkeypatch, capsys)
     assert plain.split("==========")[1] == drafted.split("==========")[1]
-    shown, said = drafting(block(page, "26 tokens drafted")), drafting(drafted)
+    shown, said = drafting(block(USE, "26 tokens drafted")), drafting(drafted)
     # How long drafts are depends on what passes cost on this machine.
     assert shown[0] == said[0]
     assert shown[1] == pytest.approx(said[1], abs=0.5)
@@ -92,5 +91,6 @@ def test_the_table_of_probe(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
 
 
 def test_the_number_of_patches() -> None:
-    shown = re.findall(r"lookup\.(\d+)|\(\d+/(\d+)\)", text_of(USE))
-    assert {int(a or b) for a, b in shown} == {len(PATCHES)}
+    text = text_of(README) + text_of(USE) + text_of("CHANGELOG.md").partition("\n- ")[0]
+    shown = re.findall(r"lookup\.(\d+)|\(\d+/(\d+)\)|^(?:## )?(\d+)(?: patches|$)", text, re.MULTILINE)
+    assert {int("".join(number)) for number in shown} == {len(PATCHES)}
