@@ -93,7 +93,13 @@ def pytest_report_header() -> str:
 
 
 # Where tests run that the environment ``patched`` leaves out, and what some environments have to be told.
-MARKED = {"series": "selftest", "repository": "selftest", "selftest": "selftest", "real_model": "smollm2"}
+MARKED = {
+    "series": "selftest",
+    "patched_source": "patched",
+    "repository": "selftest",
+    "selftest": "selftest",
+    "real_model": "smollm2",
+}
 TOLD = ("STAGE", "TREE", "PORT_CHECKOUT")
 
 

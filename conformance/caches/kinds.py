@@ -15,8 +15,6 @@ from conformance.caches.reference import Reference, View, chunk, everything, win
 
 # What the lines of a program may use.
 NAMES = {**vars(cache_module), **vars(layers)}
-# These hold every row, so they can drop any number of tokens.
-WHOLE = ("KVCache", "QuantizedKVCache", "ConcatenateKVCache", "BatchKVCache")
 
 
 @dataclass(frozen=True)

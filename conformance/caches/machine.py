@@ -21,7 +21,7 @@ from conformance.oracle.findings import broken, not_offered, not_shown
 from conformance.oracle.profiles import FULL
 
 SEARCH = settings(
-    max_examples=2000 if FULL else 120,
+    max_examples=2000 if FULL else 60,
     stateful_step_count=25 if FULL else 10,
     deadline=None,
     database=None,
@@ -30,7 +30,7 @@ SEARCH = settings(
     suppress_health_check=list(HealthCheck),
 )
 # What can be done with the rows of a batch is more.
-ROWS = settings(SEARCH, max_examples=2000 if FULL else 160, stateful_step_count=25)
+ROWS = settings(SEARCH, max_examples=2000 if FULL else 80, stateful_step_count=25)
 # For so many seconds hypothesis looks for a shorter program. By default it does so for five minutes.
 SHORTEN = float(os.environ.get("CONFORMANCE_SHORTEN", 40))
 # The programs that the judge compares with those of the base where a test fails on both.

@@ -1,7 +1,7 @@
 """Drafted decoding is plain decoding, for each kind of model and each drafter, however it ends: C3, C4, C5 and C8.
 
 Every row is one decode, and all that is seen of it is compared. Each model meets each drafter; what else a row has goes
-round, so that models and drafters meet each of the others.
+round, so that models and drafters meet each of the others. Only the llamas meet each drafter in every table.
 """
 
 from __future__ import annotations
@@ -40,28 +40,35 @@ def around(values: Sequence[Any], i: int, j: int) -> Any:
     return values[(i + 3 * j) % len(values)]
 
 
-def parity(families: list[Family], drafters: list[str]) -> Iterator[Case]:
+def pairs(families: list[Family], drafters: list[str], part: int) -> Iterator[tuple[int, Family, int, str]]:
+    """All pairs of the llamas, and every other pair of the rest: those of a ``part``."""
     for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
+        if family.model == "llama" or (i + j) % 2 == part:
+            yield i, family, j, drafter
+
+
+def parity(families: list[Family], drafters: list[str]) -> Iterator[Case]:
+    for i, family, j, drafter in pairs(families, drafters, 1):
         how = {"prefill": around([2048, 1, 4, 20], j, i), "gated": (i + j) % 3 == 0}
         yield Case(family, drafter, around(family.prompts, j, i), **how)
 
 
 def seeds(families: list[Family], drafters: list[str]) -> Iterator[Case]:
-    for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
-        if (i + j) % 2 == 0 or family.name == "llama":
-            how = {"sampler": around(list(SAMPLERS), j, i), "processors": around(["", "", *PROCESSORS], i, j)}
-            end, n = around([("limit", N), ("close", 4), ("limit", N), ("close", 8), ("limit", N)], i, j)
-            yield Case(family, drafter, end=end, n=n, gated=(i + j) % 3 == 0, **how)
+    for i, family, j, drafter in pairs(families, drafters, 0):
+        how = {"sampler": around(list(SAMPLERS), j, i), "processors": around(["", "", *PROCESSORS], i, j)}
+        end, n = around([("limit", N), ("close", 4), ("limit", N), ("close", 8), ("limit", N)], i, j)
+        yield Case(family, drafter, end=end, n=n, gated=(i + j) % 3 == 0, **how)
 
 
 def exits(families: list[Family], drafters: list[str]) -> Iterator[Case]:
     for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
-        for end, n in (around(ENDS, 5 * i, j), around(ENDS, 5 * i + 9, j)):
+        both = around(ENDS, 5 * i, j), around(ENDS, 5 * i + 9, j)
+        for end, n in both if family.model == "llama" else both[:1]:
             yield Case(family, drafter, around(family.prompts, j, i), end, n)
 
 
 def processors(families: list[Family], drafters: list[str]) -> Iterator[Case]:
-    for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
+    for i, family, j, drafter in pairs(families, drafters, 1):
         end, n = around([("limit", N), ("close", 4), ("limit", N)], j, i)
         sampler = "watched" if (i + j) % 2 else ""
         yield Case(family, drafter, end=end, n=n, sampler=sampler, processors=around(list(PROCESSORS), i, j))

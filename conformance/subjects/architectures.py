@@ -17,6 +17,8 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
+# The caches that hold every token, so that they can drop any number of them.
+WHOLE = ("KVCache", "QuantizedKVCache", "ConcatenateKVCache", "BatchKVCache")
 CONFIGS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 UNRUNNABLE: dict[str, str] = {
@@ -81,10 +83,19 @@ def leaves(caches: Iterable[Any]) -> Iterator[Any]:
 
 
 @cache
+def classes() -> dict[str, set[str]]:
+    """The classes of the caches of each runnable model."""
+    return {name: {type(layer).__name__ for layer in leaves(caches_of(name))} for name in runnable()}
+
+
 def recurrent() -> list[str]:
     """The runnable models with recurrent layers."""
-    kinds = {name: {type(layer).__name__ for layer in leaves(caches_of(name))} for name in runnable()}
-    return [name for name, held in kinds.items() if "ArraysCache" in held]
+    return [name for name, held in classes().items() if "ArraysCache" in held]
+
+
+def bounded() -> list[str]:
+    """The runnable models with a layer that does not hold every token of a long prompt."""
+    return [name for name, held in classes().items() if not held <= {*WHOLE}]
 
 
 def _fill(value: mx.array) -> mx.array:

@@ -16,9 +16,9 @@ from conformance.lab.simulate.run import Make
 from conformance.lab.streams import Request
 from conformance.oracle.findings import broken
 
-SIZES = (2, 4, 16)
+SIZES = {"metal": (2, 16), "cuda": (4,)}
 # The least speed, without drafts 1, and where copies gain.
-SLOWEST, LEAST = 0.98, {("copying", "metal", 2): 1.2} | {("copying", "cuda", size): 2.0 for size in SIZES}
+SLOWEST, LEAST = 0.98, {("copying", "metal", 2): 1.2, ("copying", "cuda", 4): 2.0}
 # The most that drafts may cost a row beyond their gain: in passes, and for each token.
 CREDIT, CREDIT_OF_ROW = 1.0, 0.01
 
@@ -36,8 +36,7 @@ def check_rows(batch: Batch, size: int) -> None:
             broken(f"of {size} rows, one of {n} tokens takes as long as {spent:.2f} passes, not {most:.2f} at most")
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "size"), [(device, size) for device in DEVICES for size in SIZES[device]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_batch_is_slower(kind: str, device: str, size: int) -> None:
     batch = decode(recorded(kind), size, device_costs(device))
@@ -46,8 +45,7 @@ def test_no_batch_is_slower(kind: str, device: str, size: int) -> None:
     check_rows(batch, size)
 
 
-@pytest.mark.parametrize("size", SIZES[:2])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "size"), [("metal", 2), ("cuda", 4)])
 @pytest.mark.parametrize("make", [Wrong, Changing])
 def test_strategies_that_are_wrong_cost_the_credit(make: Make, device: str, size: int) -> None:
     asked = [(Request([0], [i % 50 for i in range(200)]), True), *recorded("beside")[:3]]
