@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from conformance import ROOT
 from conformance.doors.server.process import FAST
-from conformance.lab.bench import cells, models, prefixes, speed, tasks
+from conformance.lab.bench import cells, models, prefixes, speed
 from conformance.lab.bench.models import Subject
+from conformance.pages import USE, text_of
+from conformance.subjects.prompts import PROMPTS
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +22,7 @@ def subject() -> Subject:
 
 @pytest.mark.planted
 @pytest.mark.usefixtures("known_costs")
-@pytest.mark.parametrize("form", [tasks.OWN, tasks.GIVEN])
-def test_other_tokens_show_no_speed(subject: Subject, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tokens_show_no_speed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     in_turns, repetition = cells.in_turns, iter(range(1000))
 
     def wrong(runs: Sequence[cells.Run]) -> Sequence[cells.Run]:
@@ -33,8 +32,7 @@ def test_other_tokens_show_no_speed(subject: Subject, form: str, monkeypatch: py
         return runs
 
     monkeypatch.setattr(cells, "in_turns", wrong)
-    prompt, text = replace(tasks.single("echo", 0, tokens=60), form=form).encoded(subject)
-    ready = cells.Ready(subject, prompt, tokens=8, text=text)
+    ready = cells.Ready(subject, subject.encode(PROMPTS["json"]), tokens=8)
     first, second, other = cells.compared(ready, speed.LOOKUPS[:3], cells.LEAST_REPEATS)
     for row in (first, second):
         assert row["parity"]
@@ -44,15 +42,12 @@ def test_other_tokens_show_no_speed(subject: Subject, form: str, monkeypatch: py
 
 
 @pytest.mark.repository
-def test_the_documents_show_the_results(tmp_path: Path) -> None:
-    from conformance.lab.bench import tables
+def test_the_page_shows_the_results(tmp_path: Path) -> None:
+    from conformance.lab.bench import __main__ as bench
 
-    found = tables.load(ROOT / "docs" / "benchmarks")
-    texts = [document.read_text() for document in tables.DOCUMENTS]
-    assert {name for text in texts for _, name, _ in tables.MARKED.findall(text)} == set(tables.TABLES)
-    assert [tables.filled(text, found) for text in texts] == texts
-    tables.draw(found, tmp_path)
-    assert (tmp_path / "speed-up.png").exists()
+    assert bench.MARKED.findall(text_of(USE)) == [bench.shown(bench.OUT)]
+    (tmp_path / "serving.csv").write_text(f"requests,clients,{','.join(bench.NUMBERS)}\ncopies,1,40,,,,2\n")
+    assert bench.shown(tmp_path).endswith("| copies | 1 | 40.00 | no parity | — | 2.00 |\n")
 
 
 def test_a_few_prompts_are_a_table(

@@ -18,7 +18,8 @@ from conformance import FIXTURE
 from conformance.lab import streams as made
 from conformance.lab.simulate import __main__ as simulate
 from conformance.lab.simulate import batches
-from conformance.lab.simulate.rivals import RIVALS, limits
+from conformance.lab.simulate.page import by_kind
+from conformance.lab.simulate.rivals import PUBLISHED, RIVALS, NgramMod, limits, others
 from conformance.lab.simulate.run import M4, TABLES, makers, run
 from conformance.lab.streams import Stream
 from conformance.lab.trained.__main__ import WORK, HeadDrafts, judged, rows
@@ -26,6 +27,8 @@ from conformance.lab.trained.head import load_head
 from conformance.pages import DRAFTING, USE, text_of
 from conformance.subjects.prompts import PROMPTS
 from conformance.tables import line
+
+BENCHMARKS = "docs/benchmarks.md"
 
 
 def test_a_row_of_the_edits() -> None:
@@ -47,6 +50,63 @@ def test_a_row_of_the_batches() -> None:
     asked, cells = batches.requests("prose"), text_of(USE).partition("\n| prose | ")[2].split(" | ")
     for costs, told in zip(map(device_costs, batches.DEVICES), (cells[:2], cells[5:7]), strict=True):
         assert told == [f"{batches.decode(asked, n, costs).speed:.2f}" for n in batches.SIZES[:2]]
+
+
+def test_a_row_of_the_kinds_and_the_names_of_the_others() -> None:
+    """What takes seconds of the tables that docs/benchmarks.md begins with."""
+    page, quotes = text_of(BENCHMARKS), [one for one in made.load("answers") if one.name == "quote"]
+    head, _, quoted, *_ = by_kind(quotes).splitlines()
+    assert f"\n{head}\n" in page
+    assert f"\n{quoted}\n" in page
+    assert [page.count(f"\n| {name}, {length} |") for name, (_, length) in others().items()] == [2] * len(others())
+
+
+def test_what_the_default_of_the_server_costs() -> None:
+    page, prose = text_of(BENCHMARKS), batches.answers()
+    worst = run(EditStrategy, made.load("answers"), TABLES["cpu"]).worst
+    assert worst >= 0.98
+    assert f" | {worst:.3f} | " in page.partition("\n| worst of 60 ")[2].partition("\n")[0]
+    speeds = [f"{batches.decode(prose, n, device_costs('cpu-16bit'), EditStrategy).speed:.3f}" for n in (1, 2)]
+    assert page.partition("\n| CPU | ")[2].split(" | ")[:2] == speeds
+
+
+A, B = [*range(12)], [*range(50, 62)]
+# A rule, a text, and what is drafted behind its end.
+RULES: list[tuple[Callable[[], Any], list[int], list[int]]] = [
+    # The first of the longest matches of three to five.
+    (PUBLISHED["vLLM's n-gram"][0], [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], [4, 1, 2, 3, 5, 1, 2, 3]),
+    (PUBLISHED["vLLM's n-gram"][0], [2, 3, 4, 5, 2, 3], []),
+    # Or one token.
+    (PUBLISHED["transformers"][0], [1, 7, 1, 8, 1], [7, 1, 8, 1]),
+    # The most recent match of twelve, if twelve more follow it.
+    (PUBLISHED["llama.cpp's ngram-simple"][0], [*A, *B, *A], [*B, *A]),
+    (PUBLISHED["llama.cpp's ngram-simple"][0], [7] * 40, []),
+    (PUBLISHED["llama.cpp's ngram-simple"][0], [*A[1:], *B, *A[1:]], []),
+    # As many tokens as match, down the path that most matches took.
+    (PUBLISHED["SuffixDecoding"][0], [1, 2, 3, 4, 5, 1, 2, 3], [4, 5, 1]),
+    (PUBLISHED["SuffixDecoding"][0], [5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2, 4, 8, 1, 2], [4, 7]),
+    # 48 tokens or none, each from the 24 before it.
+    (lambda: NgramMod({}), [*range(100), *range(24)], [*range(24, 88)]),
+    (lambda: NgramMod({}), [*range(60), *range(24)], []),
+]
+
+
+@pytest.mark.parametrize(("make", "text", "drafted"), RULES)
+def test_a_published_rule(make: Callable[[], Any], text: list[int], drafted: list[int]) -> None:
+    strategy = make()
+    getattr(strategy, "begin", strategy.observe)(text[:-24])
+    strategy.observe(text[-24:])
+    assert list(strategy.propose(64)) == drafted
+
+
+def test_three_bad_drafts_empty_the_table() -> None:
+    strategy = NgramMod({})
+    strategy.begin([*range(100), *range(24)])
+    for n_right in (20, 40, 20, 20):
+        strategy.accept(n_right, 64)
+    assert strategy.propose(64)
+    strategy.accept(20, 64)
+    assert not strategy.propose(64)
 
 
 def words(text: str) -> list[str]:

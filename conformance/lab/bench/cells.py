@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +21,6 @@ from mlx_lm.generate import generate_step, generation_stream, speculative_genera
 from mlx_lm.sample_utils import make_sampler
 
 from conformance.lab.bench.models import Cache, Subject, copied
-from conformance.lab.bench.tasks import Dictated
 from conformance.lab.streams import loops
 
 Row = dict[str, Any]
@@ -41,12 +40,9 @@ class Ready:
     # The longest answer.
     tokens: int
     temperature: float = 0.0
-    # What the answer is, with the prompt, if it is given.
-    text: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.cache: Cache = self.subject.prefilled(self.prompt[:-2])
-        self.model = Dictated(self.subject.model, self.text) if self.text else self.subject.model
 
     def plain(self) -> Run:
         return Run(self, generate_step)
@@ -71,7 +67,7 @@ class Run:
         if ready.temperature:
             # Runs that sample share one source of random numbers, so each is decoded whole.
             options["sampler"], self.n = make_sampler(ready.temperature), self.most
-        self.steps = step(mx.array(ready.prompt[-2:]), ready.model, max_tokens=self.most, **options)
+        self.steps = step(mx.array(ready.prompt[-2:]), ready.subject.model, max_tokens=self.most, **options)
 
     def _progress(self, done: int, total: int) -> None:
         # The loop feeds the token before the last one alone, to learn the size of the vocabulary.
@@ -124,7 +120,6 @@ def row(plain: Sequence[Run], drafted: Sequence[Run]) -> Row:
         "loop": loops(drafted[-1].tokens),
         "tokens_per_forward": n_out / stats.forwards,
         "fed_per_token": (stats.forwards + stats.drafted) / n_out,
-        "acceptance": stats.accepted / stats.drafted if stats.drafted else None,
         "plain_tps": statistics.median(len(run.tokens) / run.seconds for run in plain),
         **spread([a.seconds / b.seconds for a, b in zip(plain, drafted, strict=True)], equal),
     }

@@ -1,6 +1,8 @@
 """Estimate what drafting gains, without a model: recorded streams, the package's loop, and a table of block costs.
 
-python -m conformance.lab.simulate      # the answers of SmolLM2, with the block costs of three devices
+python -m conformance.lab.simulate              # the answers of SmolLM2, with the block costs of three devices
+python -m conformance.lab.simulate --kinds      # one table: the default strategy by kind of work
+python -m conformance.lab.simulate --others     # one table: the lookups of other programs, with our planner and alone
 
 The speed is the cost of plain decoding divided by the cost of the blocks. It leaves out the time of drafting itself.
 Answers that run into a loop have a row of their own and count in no mean. The last two columns are the limits: an
@@ -15,6 +17,7 @@ from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.models.base import SHORT_BLOCK
 
 from conformance.arguments import at_least_one, parser
+from conformance.lab.simulate.page import beside_others, by_kind
 from conformance.lab.simulate.rivals import RIVALS, limits
 from conformance.lab.simulate.run import TABLES, Row, makers, run
 from conformance.lab.streams import Encode, Stream, bpe, load, streams, words
@@ -60,15 +63,21 @@ def main() -> None:
     add("--bound", type=at_least_one, help="the longest draft (default: the one of 'auto')")
     add("--ungated", action="store_true", help="always feed whole drafts, as disable_adaptive_gate does")
     add("--words", action="store_true", help="made-up streams with one token for each word")
+    one = options.add_mutually_exclusive_group()
+    one.add_argument("--kinds", dest="one", action="store_const", const=by_kind, help=by_kind.__doc__)
+    one.add_argument("--others", dest="one", action="store_const", const=beside_others, help=beside_others.__doc__)
     labels = list(makers() | RIVALS)
     add("--only", nargs="+", choices=labels, default=labels, metavar="NAME", help="; ".join(labels))
     args = options.parse_args()
     what, make = SOURCES[args.source]
     found = make(words() if args.words else bpe())
+    if args.one is not None:
+        print(f"Speed: {what}\n\n{args.one(found)}")
+        return
     bound = args.bound or (SHORT_BLOCK - 1 if args.ungated else MAX_AUTO_DRAFT)
     for name in args.costs:
-        compared, costs = makers() | RIVALS, TABLES[name]
-        rows = {label: run(compared[label], found, costs, bound=bound, gated=not args.ungated) for label in args.only}
+        known, costs = makers() | RIVALS, TABLES[name]
+        rows = {label: run(known[label], found, costs, bound=bound, gated=not args.ungated) for label in args.only}
         rows |= limits(found, costs)
         for value, title in TITLES.items():
             print(f"{title}: {what}, costs of {name}\n\n{show(rows, value)}\n", flush=True)

@@ -1,6 +1,7 @@
 """Estimate what drafts gain in a batch: the package's BatchGenerator, answers in place of a model, and a cost table.
 
-python -m conformance.lab.simulate.batches
+python -m conformance.lab.simulate.batches             # made-up texts that copy, and others
+python -m conformance.lab.simulate.batches --prose     # the default drafts on what SmolLM2 answered in prose
 
 So many requests are answered at once. When one ends, the next one takes its row. The speed is the cost of plain
 batching divided by the cost of the blocks that were fed. A row joins with a pass of its own, which counts in neither.
@@ -13,17 +14,18 @@ from itertools import chain, cycle, islice, repeat
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft import BlockCosts, DraftStats, Planner, SuffixStrategy, device_costs
+from mlx_lm.draft import BlockCosts, DraftStats, EditStrategy, Planner, SuffixStrategy, device_costs
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.generate import BatchGenerator
 
 from conformance.arguments import parser
 from conformance.lab.simulate.run import Make
-from conformance.lab.streams import VOCAB, Request, Stream, streams
+from conformance.lab.streams import VOCAB, Request, Stream, load, streams
 from conformance.tables import table
 
 SIZES = (1, 2, 4, 8, 16)
 DEVICES = ("metal", "cuda")
+ALL = {"CPU": "cpu-16bit", "M4 Pro": "metal", "H100": "cuda"}
 COPYING, OTHERS = ("rename", "json", "echo", "replace"), ("prose", "code")
 MIXED = (*COPYING[:2], *OTHERS)
 # In "beside" only the workloads that copy are drafted.
@@ -109,8 +111,18 @@ def requests(kind: str, size: int = 300, seeds: Sequence[int] = range(100, 102))
     return [(s.requests[-1], kind != "beside" or s.name in COPYING) for turn in turns for s in turn]
 
 
+def answers() -> list[Asked]:
+    return [(one.requests[0], True) for one in load("answers") if one.name == "answer"]
+
+
 def main() -> None:
-    parser(__doc__, "python -m conformance.lab.simulate.batches").parse_args()
+    options = parser(__doc__, "python -m conformance.lab.simulate.batches")
+    options.add_argument("--prose", action="store_true", help="what SmolLM2 answered in prose, by device")
+    if options.parse_args().prose:
+        costs = {name: device_costs(device) for name, device in ALL.items()}
+        found = ((name, [decode(answers(), n, one, EditStrategy).speed for n in SIZES]) for name, one in costs.items())
+        print(table(["clients", *map(str, SIZES)], ([name, *map("{:.3f}".format, speeds)] for name, speeds in found)))
+        return
     cells = [(device, n) for device in DEVICES for n in SIZES]
     rows = ([kind, *(decode(requests(kind), n, device_costs(device)).speed for device, n in cells)] for kind in KINDS)
     print(table(["requests", *(f"{device}, {n}" for device, n in cells)], rows))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from mlx_lm.draft import BlockCosts, Proposal
+from mlx_lm.draft import BlockCosts, EditStrategy, Proposal
 from mlx_lm.draft.acceptance import likely_copy
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 
@@ -22,11 +22,13 @@ class Matches:
 
     A place that matches ``size`` tokens is enough, or fewer, down to ``least``, if there is none. Of several it is the
     most "recent", the "first", or one with the "common" next token. ``factor`` limits a draft to ``factor * length``
-    tokens, as SuffixDecoding does.
+    tokens. ``after`` tokens have to follow the place.
     """
 
-    def __init__(self, size: int = ANY, choice: str = "recent", least: int = 2, factor: int = ANY) -> None:
-        self.size, self.choice, self.least, self.factor = size, choice, least, factor
+    def __init__(
+        self, size: int = ANY, choice: str = "recent", least: int = 2, factor: int = ANY, after: int = 1
+    ) -> None:
+        self.size, self.choice, self.least, self.factor, self.after = size, choice, least, factor, after
         self.tokens: list[int] = []
         self.places: dict[int, list[int]] = {}
         # How many tokens match, by the place of the token after them.
@@ -46,6 +48,8 @@ class Matches:
         ends = [end for end, length in self.lengths.items() if length >= size]
         followers = Counter(self.tokens[end] for end in ends if self.choice == "common")
         end = min(ends) if self.choice == "first" else max(ends, key=lambda end: (followers[self.tokens[end]], end))
+        if len(self.tokens) - end < self.after:
+            return Proposal()
         draft = self.tokens[end : end + min(n_max, self.factor * size)]
         return Proposal(draft, likely_copy(self.lengths[end], None, len(draft)))
 
@@ -53,18 +57,99 @@ class Matches:
         pass
 
 
+class SuffixDecoding(Matches):
+    """The path that most of the matches take, from the length of match where it is expected to be right the longest.
+
+    A path is as long as the match. It ends where less than a tenth of the matches took it (arXiv 2411.04975, and
+    arctic-inference, with a tree of 64 tokens and without the answers to other requests).
+    """
+
+    def propose(self, n_max: int) -> Proposal:
+        best, most = Proposal(), 0.0
+        # Where another match comes to an end, and where the longest path begins.
+        sizes = {min(length + more, 64) for length in self.lengths.values() for more in (0, 1)} | {32}
+        for size in sorted(sizes, reverse=True):
+            # The end itself matches, too, and nothing follows it.
+            ends = [end for end, length in self.lengths.items() if length >= size]
+            n_all, path, likely, score = len(ends) + 1, list[int](), 1.0, 0.0
+            while ends and len(path) < min(n_max, size, 64 - size):
+                following = Counter(self.tokens[end + len(path)] for end in ends)
+                token, n = following.most_common(1)[0]
+                likely, n_all = likely * n / n_all, n
+                if likely < 0.1:
+                    break
+                path, score = [*path, token], score + likely
+                ends = [end for end in ends if self.tokens[end + len(path) - 1] == token]
+                ends = [end for end in ends if end + len(path) < len(self.tokens)]
+            if score > most:
+                best, most = Proposal(path, likely_copy(size, None, len(path))), score
+        return best
+
+
+class NgramMod:
+    """The token after each ``size`` tokens, in a table that requests share (llama.cpp's ngram-mod, pull request 19164).
+
+    It learns an answer in pieces of 32 tokens, drafts ``least`` tokens or none, and forgets all after three drafts in a
+    row of which less than half was right.
+    """
+
+    def __init__(self, table: dict[tuple[int, ...], int], size: int = 24, least: int = 48) -> None:
+        self.table, self.size, self.least = table, size, least
+        self.tokens: list[int] = []
+        self.n_learned = self.n_wrong = 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.observe(tokens)
+        self._learn()
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+        if len(self.tokens) > self.n_learned + self.size + 32:
+            self._learn()
+
+    def _learn(self) -> None:
+        for start in range(self.n_learned, len(self.tokens) - self.size):
+            self.table[tuple(self.tokens[start : start + self.size])] = self.tokens[start + self.size]
+        self.n_learned = max(len(self.tokens) - self.size, 0)
+
+    def propose(self, n_max: int) -> Proposal:
+        draft, key = list[int](), tuple(self.tokens[-self.size :])
+        while len(draft) < max(n_max, self.least) and key in self.table:
+            draft.append(self.table[key])
+            key = (*key[1:], draft[-1])
+        draft = draft[:n_max] if len(draft) >= self.least else []
+        return Proposal(draft, likely_copy(self.size, None, len(draft)))
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        if n_drafted > 0:
+            self.n_wrong = self.n_wrong + 1 if 2 * n_accepted < n_drafted else 0
+        if self.n_wrong == 3:
+            self.table.clear()
+            self.n_learned = self.n_wrong = 0
+
+
+# The rules of other programs, and how many tokens they draft: what follows the first of the longest matches (vLLM's
+# ngram_proposer.py, and the CandidateGenerator of transformers), or the most recent match of 12 tokens that 12 more
+# follow (llama.cpp's ngram-map.cpp).
+PUBLISHED: dict[str, tuple[Callable[[], Any], int]] = {
+    "SuffixDecoding": (SuffixDecoding, 32),
+    "vLLM's n-gram": (lambda: Matches(5, "first", least=3), 5),
+    "transformers": (lambda: Matches(2, "first", least=1), 10),
+    "llama.cpp's ngram-simple": (lambda: Matches(12, least=12, after=12), 48),
+}
 RIVALS: dict[str, Callable[[], Any]] = {
     "recent 3-gram": lambda: Matches(3),
-    "recent 5-gram": lambda: Matches(5),
-    "first 3-gram": lambda: Matches(3, "first"),
-    # It takes the first place that matches max_matching_ngram_size tokens, or fewer, down to one.
-    "transformers": lambda: Matches(2, "first", least=1),
     "transformers, 10": lambda: Matches(10, "first", least=1),
     "longest, recent": Matches,
     "longest, first": lambda: Matches(choice="first"),
-    "longest, common": lambda: Matches(choice="common"),
     "longest, common, 1x": lambda: Matches(choice="common", least=1, factor=1),
-}
+} | {name: make for name, (make, _) in PUBLISHED.items()}
+
+
+def others() -> dict[str, tuple[Callable[[], Any], int]]:
+    """The default strategy and the published rules, and how many tokens each drafts without a planner."""
+    table = dict[tuple[int, ...], int]()
+    return {"edit": (EditStrategy, 8)} | PUBLISHED | {"llama.cpp's ngram-mod": (lambda: NgramMod(table), 64)}
 
 
 def copies(request: Request) -> list[int]:
