@@ -99,17 +99,22 @@ class Limit:
     """Stops a test that takes longer than so many seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+        self.seconds, self.timeout = seconds, Timeout(f"it took more than {seconds:.0f} s and was stopped")
         signal.signal(signal.SIGALRM, self.late)
 
     def late(self, *_: object) -> None:
-        raise Timeout(f"it took more than {self.seconds:.0f} s and was stopped")
+        self.is_late = True
+        raise self.timeout
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, Any, Any]:
+        self.is_late = False
         signal.setitimer(signal.ITIMER_REAL, self.seconds)
         try:
             return (yield)
+        except Exception as error:
+            # What is stopped inside of hypothesis may end with another error.
+            raise self.timeout if self.is_late else error
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
