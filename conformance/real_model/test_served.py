@@ -41,11 +41,11 @@ def of_tools() -> list[Body]:
 def test_a_server(model: str, bodies: list[Body], clients: int) -> None:
     """The texts are those of plain decoding, of one request at a time."""
     said = []
-    for options, at_once in ((("--draft-type", "auto"), clients), ((), 1)):
-        with serve(*options, model=path_of(model)) as server, ThreadPoolExecutor(at_once) as pool:
+    for drafts, at_once in (("auto", clients), ("none", 1)):
+        with serve("--draft-type", drafts, model=path_of(model)) as server, ThreadPoolExecutor(at_once) as pool:
             # Long prompts of eight clients at once, on a slow machine.
             server.timeout = 900.0
-            asked = ({k: v for k, v in body.items() if options or k != "prediction"} for body in bodies)
+            asked = ({k: v for k, v in body.items() if drafts == "auto" or k != "prediction"} for body in bodies)
             responses = list(pool.map(server.post, [{**body, "max_tokens": 24} for body in asked]))
         said.append([response.json()["choices"][0]["message"]["content"] for response in responses])
     assert said[0] == said[1]

@@ -136,18 +136,18 @@ def test_what_is_wrong_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture
     files = [report(tmp_path, "patched", "", ""), report(tmp_path, "stock", ""), report(tmp_path, "patched-0.1", "")]
     write = ["--readme", str(document), "--page", str(page)]
     assert main([*files, *write]) == 0
-    right = "**Nothing is wrong**: no test fails in patched, stock, patched-0.1 but those that are expected to."
+    right = "**As expected**: in patched, stock, patched-0.1 no tests fail but those that should."
     assert capsys.readouterr().out == f"{right}\n"
     assert page.read_text().splitlines()[2] == right
     text = document.read_text()
-    assert text.startswith("a\n<!-- scorecard -->\n**Nothing is wrong**: no test fails in patched, stock but")
+    assert text.startswith("a\n<!-- scorecard -->\n**As expected**: in patched, stock no tests fail but")
     assert (
         "| C4 parity | the tokens and log probabilities of plain decoding | 🟢 all 2 pass | ⚪ 1 of 2 pass; 1 n" in text
     )
     assert text.endswith("<!-- end scorecard -->\nb\n")
     files[1] = report(tmp_path, "stock", "a < b")
     assert main([*files, *write]) == 0
-    assert capsys.readouterr().out == "**Something is wrong**: stock has 1 failed.\n"
+    assert capsys.readouterr().out == "**Not as expected**: stock has 1 failed.\n"
     assert "stock: 1 failed. a &lt; b</summary><pre>contracts/c4_parity/test_a.py::0</pre>" in page.read_text()
     document.write_text("no markers")
     assert main([*files, *write]) == 1
@@ -156,6 +156,6 @@ def test_what_is_wrong_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_document_has_a_line_of_each_contract() -> None:
     text = (ROOT / "docs" / "releases.md").read_text("utf-8")
     (found,) = re.findall(r"<!-- scorecard -->\n(.*?)<!-- end scorecard -->", text, re.DOTALL)
-    assert found.startswith(("**Nothing is wrong**: ", "**Something is wrong**: "))
+    assert found.startswith(("**As expected**: ", "**Not as expected**: "))
     lines = [line.strip("| ").split(" | ")[:2] for line in found.splitlines() if line.startswith("| ")]
     assert lines[2:] == [list(row) for row in ROWS.items()]

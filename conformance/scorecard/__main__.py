@@ -102,13 +102,11 @@ def cell(told: Counter[str], tests: int) -> str:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """What is wrong, in one line, or that nothing is."""
+    """What fails that should not, in one line."""
     wrong = [f"{run.name} has {run.total(FAILED):,} failed" for run in runs if run.total(FAILED)]
     if wrong:
-        return f"**Something is wrong**: {'; '.join(wrong)}."
-    return (
-        f"**Nothing is wrong**: no test fails in {', '.join(run.name for run in runs)} but those that are expected to."
-    )
+        return f"**Not as expected**: {'; '.join(wrong)}."
+    return f"**As expected**: in {', '.join(run.name for run in runs)} no tests fail but those that should."
 
 
 def table(runs: Sequence[Run]) -> str:
