@@ -84,16 +84,16 @@ def sizes() -> dict[str, tuple[int, int]]:
     apart = {"prefixes", "grammar"}
     lab = count(ROOT / "conformance" / "lab")
     return {
-        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6035),
-        "the series up to core": (sum(code[stage] for stage in to_core), 2041),
-        "mlx_lm/draft": (count(checkout() / "mlx_lm" / "draft"), 3550),
-        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5600),
+        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6205),
+        "the series up to core": (sum(code[stage] for stage in to_core), 2043),
+        "mlx_lm/draft": (count(checkout() / "mlx_lm" / "draft"), 3575),
+        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5740),
         "prefixes": (code["prefixes"], 413),
         "the tests of prefixes": (tests["prefixes"], 502),
         "grammar": (code["grammar"], 387),
         "the tests of grammar": (tests["grammar"], 579),
-        "conformance/ without lab/": (count(ROOT / "conformance") - lab, 15_650),
-        "conformance/lab/": (lab, 2_800),
+        "conformance/ without lab/": (count(ROOT / "conformance") - lab, 15_690),
+        "conformance/lab/": (lab, 2_750),
         "scripts/": (count(ROOT / "scripts"), 1_325),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
 
