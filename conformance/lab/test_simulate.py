@@ -24,7 +24,7 @@ from conformance.lab.simulate.run import M4, TABLES, makers, run
 from conformance.lab.streams import Stream
 from conformance.lab.trained.__main__ import WORK, HeadDrafts, judged, rows
 from conformance.lab.trained.head import load_head
-from conformance.pages import DRAFTING, USE, text_of
+from conformance.pages import DRAFTING, text_of
 from conformance.subjects.prompts import PROMPTS
 from conformance.tables import line
 
@@ -44,12 +44,6 @@ def test_a_row_of_all_kinds_of_work() -> None:
     assert f"\n{line(['', *names])}\n" in text_of(DRAFTING)
     speeds = [run(makers()[name], recorded).mean("speed") for name in names[:2]]
     assert f"\n{line(['rename', *speeds])} " in text_of(DRAFTING)
-
-
-def test_a_row_of_the_batches() -> None:
-    asked, cells = batches.requests("prose"), text_of(USE).partition("\n| prose | ")[2].split(" | ")
-    for costs, told in zip(map(device_costs, batches.DEVICES), (cells[:2], cells[5:7]), strict=True):
-        assert told == [f"{batches.decode(asked, n, costs).speed:.2f}" for n in batches.SIZES[:2]]
 
 
 def test_a_row_of_the_kinds_and_the_names_of_the_others() -> None:
