@@ -114,7 +114,9 @@ class Limit:
             return (yield)
         except Exception as error:
             # What is stopped inside of hypothesis may end with another error.
-            raise self.timeout if self.is_late else error
+            if self.is_late:
+                raise self.timeout from error
+            raise
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
