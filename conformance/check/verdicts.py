@@ -26,7 +26,7 @@ from conformance.oracle.recorder import (
 
 # How many times the noise a right state may be off: docs/contracts.md says why.
 TIMES = 4
-# The share of the rows of clean replays that are not above the noise. A few are: routers of experts have ties too.
+# So many rows of clean replays are at most as far off as the noise. Routers of experts have ties too.
 SHARE = 0.9
 # How many rows that are far off are looked at again, and the clean histories that are made up for each.
 SUSPECTS, HISTORIES = 12, 4
