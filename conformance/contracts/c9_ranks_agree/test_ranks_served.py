@@ -60,6 +60,7 @@ def test_the_server(tmp_path: Path, how: str) -> None:
 # The stages of the hybrid hold different layers: one can be trimmed, the other goes back to checkpoints. llama has a
 # window in every second layer here, and sums of two ranks are rounded otherwise than those of one.
 SPLIT = {"pipeline": ("qwen3_next", ["--pipeline"], 0.0), "tensor": ("llama", [], 1e-4)}
+NO_DRAFTS = ("--draft-type", "none")
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -68,7 +69,7 @@ def test_a_session_with_prefixes(tmp_path: Path, how: str) -> None:
     """Both ranks go on from the same place, which is as near as on one rank."""
     name, options, noise = SPLIT[how]
     model = save(name, tmp_path, ENDED_TEMPLATE, **ENDED)
-    with serve_on_ranks(tmp_path, "--prompt-cache-checkpoints", "99", *options, model=model) as client:
+    with serve_on_ranks(tmp_path, *NO_DRAFTS, "--prompt-cache-checkpoints", "99", *options, model=model) as client:
         check_ends(Session(client, Right(), str(model), GATE_OFF, noise))
 
 
