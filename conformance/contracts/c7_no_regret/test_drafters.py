@@ -31,10 +31,8 @@ MORE_SEEDS = dict.fromkeys(("outline", "quote", "lookup", "tool"), range(100, 11
 SLOWEST = 0.97
 # How much slower than the best rival EditStrategy and SuffixStrategy may be, as a share of its speed.
 MARGIN = 0.02
-# The most that drafts may cost beyond their gain, for any strategy: in passes, and for each token.
-CREDIT, CREDIT_PER_TOKEN = 1.0, 0.005
-# What is lent while the last four proposed tokens came true.
-LENT = 0.35
+# The most that drafts may cost beyond their gain: in passes, for each token, and if four proposed tokens came true.
+CREDIT, CREDIT_PER_TOKEN, LENT = 1.0, 0.005, 0.35
 
 
 @cache
@@ -163,6 +161,13 @@ def test_costs_are_learned_by_the_second_response(device: str, factor: float) ->
     least = 0.94 if (device, factor) == ("cuda", 3) else 0.96
     assert second > least, f"with {factor:.2g} times the costs of {device}, the second response has {second:.3f} of it"
     assert factor != 1 or min(first, second) > 0.98, f"with the costs of {device}, it has {first:.3f} and {second:.3f}"
+
+
+def test_drafts_begin_where_each_block_costs_over_two_passes() -> None:
+    """As on a GPU that takes as long for two tokens as for sixteen."""
+    costs = BlockCosts((1, 2, 16), (1.0, 2.5, 2.9))
+    result, _ = decode(EditStrategy(), recorded("echo")[0].requests[0], costs)
+    assert result.speed > 1.5, f"a text that is repeated is {result.speed:.2f} times as fast"
 
 
 def test_a_shared_memory_gains() -> None:
