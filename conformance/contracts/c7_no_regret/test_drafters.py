@@ -165,9 +165,9 @@ def test_costs_are_learned_by_the_second_response(device: str, factor: float) ->
 
 def test_drafts_begin_where_each_block_costs_over_two_passes() -> None:
     """As on a GPU that takes as long for two tokens as for sixteen."""
-    costs = BlockCosts((1, 2, 16), (1.0, 2.5, 2.9))
+    costs = BlockCosts((1, 2, 16), (1.0, 3.2, 3.6))
     result, _ = decode(EditStrategy(), recorded("echo")[0].requests[0], costs)
-    assert result.speed > 1.5, f"a text that is repeated is {result.speed:.2f} times as fast"
+    assert result.speed > 5, f"a text that is repeated is {result.speed:.2f} times as fast"
 
 
 def test_a_shared_memory_gains() -> None:
