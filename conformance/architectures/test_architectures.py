@@ -42,8 +42,7 @@ from conformance.subjects.architectures import (
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 LONG = [(7 * i + 3) % VOCAB for i in range(21)]
-PAST = "past the window"
-PROMPTS = {"short": [5, 9, 3], PAST: LONG}
+PROMPTS = {"short": [5, 9, 3], "past the window": LONG}
 TOKENS = 18
 
 
