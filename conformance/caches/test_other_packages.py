@@ -6,14 +6,15 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models.cache import KVCache, can_trim_prompt_cache, trim_prompt_cache
 
 from conformance.adapters import Drafts
 from conformance.subjects.architectures import make_cache
-from conformance.subjects.families import GENERATE, PROMPT, model_of, seeded
+from conformance.subjects.decoded import prompt_of, unsteered
 
 pytestmark = pytest.mark.contract("C2")
-N, FAMILY = 14, "llama"
+N, PROMPT = 14, prompt_of(21)
 
 
 class Foreign:
@@ -36,33 +37,21 @@ class Foreign:
         return n
 
 
-def decode(layers: list[Any], kind: str) -> list[int]:
-    steps = GENERATE.speculative_generate_step(
-        mx.array(PROMPT),
-        model_of(FAMILY),
-        Drafts(kind, []).draft_model(model_of(FAMILY).model),
-        max_tokens=N,
-        prompt_cache=layers,
-    )
-    return [int(token) for token, *_ in steps]
-
-
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("kind", ["similar", "contrary"])
-def test_is_decoded_with_a_draft_model(kind: str) -> None:
-    model, drafter = model_of(FAMILY), Drafts(kind, []).draft_model(model_of(FAMILY).model)
-    layers = [Foreign() for _ in make_cache(model) + make_cache(drafter)]
-    plain = [int(token) for token, *_ in seeded(model, PROMPT, N)]
-    assert decode(list(layers), kind) == plain
-    n = len(make_cache(model))
-    assert {cache.offset for cache in layers[:n]} <= {len(PROMPT) + N - 1, len(PROMPT) + N}
-
-
-def test_one_that_cannot_be_trimmed_is_refused() -> None:
-    layers = [Foreign(trimmable=False) for _ in make_cache(model_of(FAMILY)) + make_cache(model_of(FAMILY))]
-    with pytest.raises((ValueError, NotImplementedError), match="Foreign"):
-        decode(layers, "similar")
-    assert {cache.offset for cache in layers} == {0}
+@pytest.mark.parametrize("trimmable", [True, False])
+def test_decoding_with_a_draft_model(trimmable: bool) -> None:
+    model = unsteered("llama")
+    layers = [Foreign(trimmable) for _ in 2 * make_cache(model)]
+    drafter = Drafts("similar", []).draft_model(model)
+    steps = speculative_generate_step(mx.array(PROMPT), model, drafter, max_tokens=N, prompt_cache=list(layers))
+    if not trimmable:
+        with pytest.raises((ValueError, NotImplementedError), match="Foreign"):
+            next(steps)
+        assert {cache.offset for cache in layers} == {0}
+        return
+    plain = [token for token, _ in generate_step(mx.array(PROMPT), model, max_tokens=N)]
+    assert [int(token) for token, *_ in steps] == plain
+    assert {cache.offset for cache in layers[: len(layers) // 2]} <= {len(PROMPT) + N - 1, len(PROMPT) + N}
 
 
 def test_a_prompt_cache_is_trimmed_as_in_upstream() -> None:

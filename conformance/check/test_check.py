@@ -17,7 +17,7 @@ from conformance import FIXTURE
 from conformance.__main__ import DRAFT_TYPES, main
 from conformance.check import check, probe
 from conformance.check.prompts import Unusable, from_file
-from conformance.subjects.families import model_of
+from conformance.subjects.decoded import unsteered
 from conformance.subjects.inexact import OfAnotherKernel
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -107,7 +107,7 @@ def test_check(asked: Any, monkeypatch: Any, wrap: Any, trim: Any, options: list
 def test_a_model_that_the_device_cannot_run_gets_a_sentence(
     fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = deepcopy(model_of("qwen3_next").model)
+    model = deepcopy(unsteered("qwen3_next"))
     model.set_dtype(mx.bfloat16)
     monkeypatch.setattr(mlx_lm, "load", lambda _: (model, fixture[1]))
     monkeypatch.setattr("conformance.check.check.encode", lambda *_: (1, 2, 3))

@@ -26,7 +26,7 @@ from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, j
 from conformance.drafters import VOCAB, Scripted
 from conformance.faults import FOLDER, Fault, read
 from conformance.oracle.recorder import Recording, Task, plain
-from conformance.subjects.families import model_of
+from conformance.subjects.decoded import unsteered
 from conformance.subjects.inexact import OfAnotherKernel
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -75,8 +75,8 @@ def precise(family: str) -> Any:
     """The model of a family, in the precision at the end of its name."""
     name, _, precision = family.partition(", ")
     if not precision:
-        return model_of(name).model
-    model = deepcopy(model_of(name).model)
+        return unsteered(name)
+    model = deepcopy(unsteered(name))
     if precision == "bf16":
         model.set_dtype(mx.bfloat16)
     elif precision == "4 bit":
@@ -153,7 +153,7 @@ def test_nothing_is_found_where_nothing_is_planted(family: str, device: str) -> 
 def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
     """Without other noise, a row may still differ by one step of its type: the type has no smaller differences."""
     task = task_of(0)
-    model = deepcopy(model_of("llama").model)
+    model = deepcopy(unsteered("llama"))
     model.set_dtype(dtype)
     right = plain(model, task)
     for steps, kind in ((0, EXACT), (1, EXACT), (64, FAULT)):

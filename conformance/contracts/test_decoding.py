@@ -20,8 +20,7 @@ from conformance.oracle.compare import check
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.recorder import fed
 from conformance.oracle.run import PROCESSORS, SAMPLERS, Case, N, decode_plain
-from conformance.subjects.decoded import WINDOW, Family, model_of
-from conformance.subjects.families import K
+from conformance.subjects.decoded import WINDOW, Family, K, model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

@@ -8,10 +8,9 @@ from mlx_lm.generate import speculative_generate_step
 from mlx_lm.sample_utils import greedy_sampler, make_sampler
 
 from conformance.adapters import Drafts
-from conformance.oracle.compare import compare_shapes, compare_tokens, near, within
+from conformance.oracle.compare import compare_shapes, compare_tokens, near, shape, within
 from conformance.oracle.run import Case, Run, right_turn
-from conformance.subjects.decoded import FAMILIES, model_of
-from conformance.subjects.families import K, shape
+from conformance.subjects.decoded import FAMILIES, K, model_of
 
 BY_NAME = {family.name: family for family in FAMILIES}
 

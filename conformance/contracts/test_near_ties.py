@@ -5,22 +5,23 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 from mlx_lm.draft import DraftStats
-from mlx_lm.generate import speculative_generate_step
+from mlx_lm.generate import generate_step, speculative_generate_step
 
 from conformance.drafters import Scripted
 from conformance.subjects.architectures import RESTORED
-from conformance.subjects.families import PROMPT, model_of, seeded
+from conformance.subjects.decoded import unsteered
 from conformance.subjects.inexact import InBfloat16, OfAnotherKernel
 
 pytestmark = [pytest.mark.usefixtures("uncompiled"), pytest.mark.contract("C4")]
 N, NOISE = 54, 0.02
+PROMPT = [(7 * i + 3) % 64 for i in range(21)]
 FAMILIES = ["llama", "gemma3_text", "mamba", "qwen3_next", "deepseek_v41"]
 
 
 def decoded(family: str, margin: float | str) -> tuple[bool, DraftStats]:
     """Whether a noisy model with half of the drafts right gives the tokens of plain decoding, and the statistics."""
-    model = InBfloat16(model_of(family)) if margin == "auto" else OfAnotherKernel(model_of(family), logits=NOISE)
-    right, stats = [token for token, _ in seeded(model, PROMPT, N)], DraftStats()
+    model = InBfloat16(unsteered(family)) if margin == "auto" else OfAnotherKernel(unsteered(family), logits=NOISE)
+    right, stats = [token for token, _ in generate_step(mx.array(PROMPT), model, max_tokens=N)], DraftStats()
     options = {"num_draft_tokens": 5, "disable_adaptive_gate": True, "draft_margin": margin, "stats": stats}
     drafter = Scripted(PROMPT + right)
     steps = speculative_generate_step(mx.array(PROMPT), model, draft_strategy=drafter, max_tokens=N, **options)

@@ -32,7 +32,6 @@ from conformance.judging.results import (
 from conformance.judging.run import NotAsked, Run
 from conformance.judging.screen import Judgement
 from conformance.repository.clones import git
-from conformance.subjects.families import GENERATE
 
 TRIM = "conformance/caches/test_it.py::test_trim[KVCache]"
 PLAIN = "conformance/contracts/test_it.py::test_plain[llama]"
@@ -286,7 +285,9 @@ def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "mine.py").write_text(textwrap.dedent(code[0]))
     with pytest.raises(Unusable, match="cannot import name 'lookahead_step'"):
         load(str(tmp_path / "mine.py"))
-    monkeypatch.setattr(GENERATE, "lookahead_step", lambda *_, **__: iter([(1, None, True)]), raising=False)
+    monkeypatch.setattr(
+        sys.modules["mlx_lm.generate"], "lookahead_step", lambda *_, **__: iter([(1, None, True)]), raising=False
+    )
     mine = load(str(tmp_path / "mine.py"))
     assert all(name in str(adapters.__doc__) for name in NAMES)
     assert offered(mine) == NAMES - {"fits", "MODELS", "stream"}

@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import pytest
+from mlx_lm.generate import maybe_quantize_kv_cache
 
 from conformance.adapters import HEADS, WRONG, Adapters, Drafts
 from conformance.drafters import AtDepth
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.heads import compare_head
-from conformance.oracle.recorder import Task, gap, gaps, next_turn
+from conformance.oracle.recorder import Task, Watched, gap, gaps, next_turn
 from conformance.oracle.recorder import plain as recorded
 from conformance.oracle.replay import noise
 from conformance.oracle.run import OF_A_STREAM, Case, N, Run, drafted, right_turn, second_turn
 from conformance.subjects.architectures import make_cache
-from conformance.subjects.decoded import Family, model_of, prompt_of
-from conformance.subjects.families import GENERATE, Counted, K, shape
+from conformance.subjects.decoded import Family, K, model_of, prompt_of
 
 # Where blocks and single tokens are not equal bit for bit: more than they are apart in any tree, in float32 and models
 # of two layers, and far less than a fault makes. The second is for a quantized cache.
@@ -38,9 +38,9 @@ def near(family: Family) -> float:
     from mlx_lm.models.cache import KVCache
 
     model = model_of(family)
-    sources = [Counted(model, family.caches)]
+    sources = [Watched(model, family.caches)]
     if family.options:
-        sources.append(Counted(model, lambda: [KVCache().to_quantized(32, 8) for _ in model.layers]))
+        sources.append(Watched(model, lambda: [KVCache().to_quantized(32, 8) for _ in model.layers]))
     task = Task(tuple(prompt_of(21)), 16)
     measured = max(noise(source, task, recorded(source, task)) for source in sources)
     return most(family) if measured > 0 else 0.0
@@ -95,6 +95,12 @@ def compare_caches(got: Run, right: Run, adapter: Adapters) -> None:
         compare_tokens(second_turn(got.case, got.caches, adapter, again), turn, "in a drafted second turn, ", is_near)
 
 
+def shape(layers: list[Any]) -> list[Any]:
+    """The parts of caches that are equal if they hold the same tokens, in any order of rows."""
+    inner = [shape(list(c.caches)) if hasattr(c, "caches") else [] for c in layers]
+    return [(type(c), getattr(c, "offset", 0), i) for c, i in zip(layers, inner, strict=True)]
+
+
 def said(one: Any) -> str:
     kind, offset, inner = one
     return f"{kind.__name__} of {offset} tokens{' with ' + ', '.join(map(said, inner)) if inner else ''}"
@@ -122,13 +128,13 @@ def held_by_drafter(
     for block in (prompt_of(length), *([token] for token in tokens)):
         model(mx.array([block]), layers)
         if family.options:
-            GENERATE.maybe_quantize_kv_cache(layers, **family.options)
+            maybe_quantize_kv_cache(layers, **family.options)
     return shape(layers), next_turn(model, layers)
 
 
 @cache
 def noise_of_drafter(name: str, family: Family) -> float:
-    model = Counted(Drafts(name, []).draft_model(model_of(family)))
+    model = Drafts(name, []).draft_model(model_of(family))
     task = Task(tuple(prompt_of(21)), 16)
     return noise(model, task, recorded(model, task))
 

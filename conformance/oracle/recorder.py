@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -94,11 +94,13 @@ def fed(model: Any) -> Iterator[list[int]]:
 
 
 class Watched:
-    """A model that records each block that it is fed."""
+    """A model that records each block that it is fed. It can have other caches than its own."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, make_cache: Callable[[], list[Any]] | None = None) -> None:
         self.model = model
         self.blocks: list[Block] = []
+        if make_cache is not None:
+            self.make_cache = make_cache
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)

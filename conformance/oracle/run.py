@@ -9,18 +9,19 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import count, islice
 from typing import Any
+from unittest.mock import MagicMock
 
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance.adapters import DRAFT_MODELS, Adapters, Drafts
 from conformance.oracle.findings import REFUSAL, broken, first_line, not_offered, refused
 from conformance.oracle.recorder import fed
 from conformance.oracle.whole import WHOLE
 from conformance.subjects.decoded import VOCAB, Family, model_of, prompt_of
-from conformance.subjects.families import tokenizer
 
 # The tokens of a whole answer, and the seed of every decode.
 N, SEED = 18, 7
@@ -245,6 +246,10 @@ _plain = cache(decode_plain)
 
 # The ways to end a stream after n tokens, and the reason that its last response names.
 OF_A_STREAM = {"stream's limit": "length", "end token": "stop", "stream's close": None}
+
+
+def tokenizer(*eos: int) -> Any:
+    return MagicMock(spec=TokenizerWrapper, eos_token_ids=set(eos), detokenizer=MagicMock(last_segment=""))
 
 
 def decode(run: Run, start: Callable[..., Any]) -> None:

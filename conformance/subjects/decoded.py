@@ -20,6 +20,8 @@ from conformance.oracle.findings import not_offered
 from conformance.subjects.architectures import CONFIGS, build, make_cache
 
 VOCAB, WINDOW, CYCLE = 64, 16, 6
+# The longest drafts of the tests.
+K = 3
 # How much a token adds to the logit of the one that mostly follows it.
 PULL = 9.0
 LAST = VOCAB // CYCLE * CYCLE
@@ -119,13 +121,17 @@ def model_of(family: Family) -> Any:
     if find_spec(f"mlx_lm.models.{family.model}") is None:
         not_offered(f"the tree has no mlx_lm.models.{family.model}")
     try:
-        with patch.dict(CONFIGS, {family.model: config_of(family)}):
-            return steered(build(family.model))
+        return steered(_made(family.model))
     except (TypeError, KeyError, ValueError) as error:
         not_offered(f"the suite has no configuration for the {family.model} of this tree: {error}")
 
 
-def config_of(family: Family) -> dict[str, Any]:
+def _made(name: str) -> Any:
     # With a window in every other layer, as it comes, llama would be one more sliding model.
-    full = {"layer_types": None, "sliding_window": None, "head_dim": 32} if family.model == "llama" else {}
-    return CONFIGS[family.model] | full
+    full = {"layer_types": None, "sliding_window": None, "head_dim": 32}
+    with patch.dict(CONFIGS, {"llama": CONFIGS["llama"] | full}):
+        return build(name)
+
+
+# The same models with a text that is their own.
+unsteered = cache(_made)

@@ -25,7 +25,7 @@ from mlx_lm.sample_utils import greedy_sampler
 from conformance.drafters import VOCAB
 from conformance.oracle.findings import broken
 from conformance.oracle.rows import DRAFT, FREE, Broken, Plain, Row, Rows, Watching, prompt_of
-from conformance.subjects.families import model_of
+from conformance.subjects.decoded import unsteered
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 FAMILIES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "falcon_h1", "recurrent_gemma", "deepseek_v32"]
@@ -49,7 +49,7 @@ PROMPTS = st.sampled_from([prompt_of(n) for n in (1, 2, 6, 21)])
 
 @cache
 def plain(family: str) -> Plain:
-    return Plain(model_of(family).model)
+    return Plain(unsteered(family))
 
 
 def others(family: str) -> list[Row]:

@@ -23,7 +23,7 @@ from conformance.oracle.recorder import fed, gap
 from conformance.oracle.rows import CLOSE, FREE
 from conformance.oracle.whole import WHOLE
 from conformance.subjects.architectures import make_cache
-from conformance.subjects.families import K
+from conformance.subjects.decoded import K
 
 # The windows and chunks of the tiny configurations have 16 tokens. What is fed at once is longer.
 WINDOW, FED, ANSWER, STEP, MOST = 16, 24, 20, 8, 16

@@ -25,7 +25,7 @@ from conformance.drafters import Partly
 from conformance.oracle.recorder import fed
 from conformance.oracle.rows import FREE, Plain, prompt_of
 from conformance.subjects.architectures import CONFIGS, build
-from conformance.subjects.families import model_of
+from conformance.subjects.decoded import unsteered
 from conformance.subjects.prompts import ids
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -84,17 +84,17 @@ N = 60
 
 def right(length: int = 9) -> Partly:
     """A drafter whose drafts are all right, for a prompt of so many tokens."""
-    return Partly(prompt_of(length) + Plain(model_of("llama").model).answer(tuple(prompt_of(length)), N).tokens, 1.0)
+    return Partly(prompt_of(length) + Plain(unsteered("llama")).answer(tuple(prompt_of(length)), N).tokens, 1.0)
 
 
 def alone(**options: Any) -> None:
     options |= {"draft_strategy": right(), "num_draft_tokens": 4, "max_tokens": N}
-    assert len(list(speculative_generate_step(mx.array(prompt_of(9)), model_of("llama").model, **options))) == N
+    assert len(list(speculative_generate_step(mx.array(prompt_of(9)), unsteered("llama"), **options))) == N
 
 
 def joining(draft_costs: LearnedCosts) -> None:
     """One row after another joins a batch."""
-    generator = BatchGenerator(model_of("llama").model, draft_costs=draft_costs)
+    generator = BatchGenerator(unsteered("llama"), draft_costs=draft_costs)
     for length in (9, 10, 11):
         generator.insert([prompt_of(length)], [N], planners=[Planner(right(length), 4, DraftStats())])
         for _ in range(4):
@@ -106,7 +106,7 @@ def a_second_a_token() -> Iterator[list[tuple[LearnedCosts, int, float]]]:
     """A clock on which a pass takes a second for each of its tokens, and what is learned from it, by whom."""
     learned = list[tuple[LearnedCosts, int, float]]()
     with (
-        fed(model_of("llama").model) as blocks,
+        fed(unsteered("llama")) as blocks,
         patch.object(costs, "time", SimpleNamespace(perf_counter=lambda: float(sum(blocks)))),
         patch.object(LearnedCosts, "learn", lambda one, n, seconds, *_: learned.append((one, n, seconds))),
     ):

@@ -29,7 +29,6 @@ from conformance.drafters import Partly, Scripted, Wrong
 from conformance.oracle.findings import broken
 from conformance.oracle.rows import FREE, breaking
 from conformance.subjects.architectures import build
-from conformance.subjects.families import Counted
 from conformance.subjects.prompts import ids
 from conformance.subjects.tiny import as_qwen2
 
@@ -155,14 +154,18 @@ RUNS: dict[str, list[Part]] = {
 }
 
 
-class Slow(Counted):
+class Slow:
     """A rank's part of a model."""
 
     seconds = 0.0
 
-    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+    def __init__(self, model: Any) -> None:
+        self.model, self.layers, self.blocks = model, model.layers, list[int]()
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> Any:
         time.sleep(self.seconds)
-        return super().__call__(inputs, cache)
+        self.blocks.append(inputs.size)
+        return self.model(inputs, cache=cache)
 
 
 @dataclass
