@@ -56,25 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
 # The tests of the suite itself do not depend on the release, so one run of them is enough.
 SELFTEST = ("conformance/judging/", "conformance/check/")
 # These tests wait for other processes. Those that wait longest come first.
-WAITING = (
-    "server/test_stops.py",
-    "upstream/test_upstream.py",
-    "repository/test_upstream_faults.py",
-    "server/",
-    "contracts/c9_",
-    "commands/",
-    "chat/",
-)
-
-
-def place(item: pytest.Item) -> int:
-    path = item.nodeid.removeprefix("conformance/")
-    return next((i for i, start in enumerate(WAITING) if path.startswith(start)), len(WAITING))
+WAITING = "server/test_stops.py upstream/ repository/test_upstream_faults.py server/ contracts/c9_ commands/ chat/".split()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m removes tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the suite itself as ``selftest``."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.nodeid.removeprefix("conformance/")
+        return next((i for i, start in enumerate(WAITING) if path.startswith(start)), len(WAITING))
+
     # One of several workers begins with what waits, so that the others have the cores.
     items.sort(key=place)
     for item in items:
@@ -92,27 +84,15 @@ def pytest_report_header() -> str:
     return f"{versions} on {mx.default_device()}"
 
 
-# Where tests run that the environment ``patched`` leaves out, and what some environments have to be told.
-MARKED = {
-    "series": "selftest",
-    "patched_source": "patched",
-    "repository": "selftest",
-    "selftest": "selftest",
-    "real_model": "smollm2",
-}
-TOLD = ("STAGE", "TREE", "PORT_CHECKOUT")
-
-
 def again(report: pytest.CollectReport | pytest.TestReport) -> str:
     """The command that runs only this test, also in a clone where nothing was made yet."""
-    # A file that cannot be imported has no marks.
-    marks = getattr(report, "keywords", {})
-    marked = next((name for mark, name in MARKED.items() if mark in marks), "patched")
-    name = marked if "series" in marks else os.environ.get("TOX_ENV_NAME", marked)
+    name = os.environ.get("TOX_ENV_NAME", "patched")
     if name == "smollm2":
         return f"scripts/check.sh --model smollm2 {shlex.quote(report.nodeid)}"
-    told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in TOLD if variable in os.environ]
-    chosen = ["-m", "series"] if "series" in marks else []
+    variables = [name for name in ("STAGE", "TREE", "PORT_CHECKOUT") if name in os.environ]
+    told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in variables]
+    # A file that cannot be imported has no marks.
+    chosen = ["-m", "series"] if "series" in getattr(report, "keywords", {}) else []
     return " ".join([*told, "scripts/tox.sh", "-e", name, "--", *chosen, shlex.quote(report.nodeid)])
 
 

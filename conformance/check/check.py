@@ -17,7 +17,7 @@ from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.check.prompts import Unusable, built_in, encode
-from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, Divergence, Verdict, judge
+from conformance.check.verdicts import CLEAR, EXACT, FAULT, NEAR_TIE, Verdict, judge
 from conformance.drafters import Scripted
 from conformance.oracle.findings import first_line
 from conformance.oracle.recorder import (
@@ -145,19 +145,15 @@ def examine(model: Any, name: str, task: Task, strategy: Callable[[], Any], say:
             continue
         say(f"{what}: clean replays")
         # Runs that are the same share a verdict.
-        verdict = next((verdict for one, verdict in known if is_same(one, run)), None)
-        report.verdicts[what] = verdict = verdict or judge(model, task, run, first, report.floor)
-        known.append((run, verdict))
+        same = (one for one in known if one[0].tokens == run.tokens and not any(gaps(rows_of(one[0]), rows_of(run))))
+        known.append(next(same, None) or (run, judge(model, task, run, first, report.floor)))
+        report.verdicts[what] = known[-1][1]
         if what != DEPTHS:
             report.pairs += RUNS
             report.equal += [one.tokens for one in (first, *others)].count(run.tokens)
             report.tokens_a_forward = len(run.tokens) / max(run.stats.forwards, 1)
             report.strategy, report.reason = run.stats.strategy, run.stats.reason
     return report
-
-
-def is_same(a: Recording, b: Recording) -> bool:
-    return a.tokens == b.tokens and not any(gaps(rows_of(a), rows_of(b)))
 
 
 def lines_of(report: Report, decode: Callable[[int], str]) -> Iterator[str]:
@@ -170,34 +166,19 @@ def lines_of(report: Report, decode: Callable[[int], str]) -> Iterator[str]:
     for position in report.plain_differ:
         yield f"  PLAIN     two plain runs differ at token {position}: the model itself is not deterministic here"
     for verdict in {id(verdict): verdict for verdict in report.verdicts.values()}.values():
-        whats = ", ".join(what for what, one in report.verdicts.items() if one is verdict)
-        yield f"  verdict   {whats}: {said(verdict)}"
-        if verdict.kind == FAULT:
-            yield f"    FAULT at token {verdict.position}: {verdict.why}"
+        said = "exact: tokens, log probabilities and the cache that is left"
+        if not verdict.bits:
+            said = f"exact: tokens; log probabilities within the noise of clean replays ({verdict.noise:.1e})"
         if verdict.kind == NEAR_TIE:
-            yield from (of_tie(tie, decode) for tie in verdict.near_ties[:SHOWN])
-
-
-def said(verdict: Verdict) -> str:
-    if verdict.kind == FAULT:
-        return "the state or the choice is wrong"
-    if verdict.kind == NEAR_TIE:
-        return f"{len(verdict.near_ties)} tokens are near ties, the state is that of clean replays"
-    if verdict.bits:
-        return "exact: tokens, log probabilities and the cache that is left"
-    return f"exact: tokens; log probabilities within the noise of clean replays ({verdict.noise:.1e})"
-
-
-def of_tie(tie: Divergence, decode: Callable[[int], str]) -> str:
-    single = f"{decode(tie.single)!r} ({tie.single}) leads by {tie.single_lead:.3g} in single steps"
-    drafted = f"{decode(tie.drafted)!r} ({tie.drafted}) by {tie.drafted_lead:.3g} in a block of {tie.block}"
-    note = " (so much noise is no rounding: see probe)" if tie.clear else ""
-    return f"    near tie at token {tie.position}: {single}, {drafted}; noise {tie.noise:.2g}{note}"
-
-
-def advice(reports: list[Report], code: int) -> list[str]:
-    said = [UNSTEADY] if any(report.plain_differ for report in reports) else []
-    return [*said, ADVICE[code]] if not said or {report.kind for report in reports} != {EXACT} else said
+            said = f"{len(verdict.near_ties)} tokens are near ties, the state is that of clean replays"
+        if verdict.kind == FAULT:
+            said = f"the state or the choice is wrong\n    FAULT at token {verdict.position}: {verdict.why}"
+        yield f"  verdict   {', '.join(what for what, one in report.verdicts.items() if one is verdict)}: {said}"
+        for tie in verdict.near_ties[:SHOWN] if verdict.kind == NEAR_TIE else ():
+            single = f"{decode(tie.single)!r} ({tie.single}) leads by {tie.single_lead:.3g} in single steps"
+            drafted = f"{decode(tie.drafted)!r} ({tie.drafted}) by {tie.drafted_lead:.3g} in a block of {tie.block}"
+            note = " (so much noise is no rounding: see probe)" if tie.single_lead > CLEAR else ""
+            yield f"    near tie at token {tie.position}: {single}, {drafted}; noise {tie.noise:.2g}{note}"
 
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
@@ -218,7 +199,9 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
         say("")
         print("\n".join(lines_of(reports[-1], lambda token: str(tokenizer.decode([token])))), flush=True)
     code = max(report.code for report in reports)
-    print("", *advice(reports, code), sep="\n")
+    unsteady = any(report.plain_differ for report in reports)
+    told = not unsteady or any(report.kind != EXACT for report in reports)
+    print("", *[UNSTEADY] * unsteady, *[ADVICE[code]] * told, sep="\n")
     table = {} if costs is None else dict(zip(costs.lengths, costs.costs, strict=True))
     found = [asdict(report) | {"verdict": report.kind} for report in reports]
     about = {"draft_type": args.draft_type, "num_draft_tokens": args.num_draft_tokens, "margin": args.draft_margin}

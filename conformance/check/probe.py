@@ -19,7 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from conformance.check.prompts import built_in, encode
 from conformance.lab.bench.models import block_seconds
 from conformance.oracle.recorder import best_of, gaps, log_probabilities
-from conformance.tables import line, table
+from conformance.tables import table
 
 LENGTHS, QUICK = tuple(range(1, 33)), (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 # Tokens that are fed in blocks after a context of each of these lengths: short, and past most tiles of a kernel.
@@ -78,16 +78,8 @@ def costs(model: Any, tokens: Sequence[int], lengths: Sequence[int], repeats: in
     return block_seconds(model, cache, lengths, repeats, n_rows)
 
 
-@dataclass
-class Recommended:
-    num_draft_tokens: int
-    draft_margin: float
-    # The longest draft that needs no margin.
-    without_margin: int
-
-
-def recommend(rows: list[Row]) -> Recommended:
-    """The draft that is worth most where text is copied, and the margin that its blocks need."""
+def recommend(rows: list[Row]) -> dict[str, Any]:
+    """The draft that is worth most where text is copied, the margin of its blocks, and the longest one without it."""
 
     def worth(row: Row) -> float:
         # The expected tokens of a block whose tokens are each right with the same probability.
@@ -95,23 +87,10 @@ def recommend(rows: list[Row]) -> Recommended:
 
     best = max(rows, key=worth)
     # As draft_margin="auto" has it: two logits may be off together, and that twice.
-    noise = max(row.noise for row in rows if row.length <= best.length)
+    margin = 4 * max(row.noise for row in rows if row.length <= best.length)
     exact = next((i for i, row in enumerate(rows) if row.noise), len(rows)) - 1
-    return Recommended(max(best.length - 1, 1), 4 * noise, max(rows[exact].length - 1, 0))
-
-
-def print_table(rows: list[Row], found: Recommended) -> None:
-    print(table(["block", "rows", "noise", "other token", "cost"]))
-    for row in rows:
-        about = ("differ", f"{row.noise:.1e}") if row.noise else ("identical", "0")
-        print(line([row.length, *about, f"{row.changed} of {2 * FED}", row.cost]))
-    if any(row.noise for row in rows):
-        print(f"\nnot identical: up to blocks of {found.without_margin + 1} the rows are those of single tokens.")
-    else:
-        print(f"\nidentical: a block of up to {rows[-1].length} tokens gives the bits of single tokens, end to end.")
-    print(f"recommended: num_draft_tokens={found.num_draft_tokens}, draft_margin={found.draft_margin:.3g}")
-    if found.draft_margin and found.without_margin:
-        print(f"without a margin: num_draft_tokens={found.without_margin}")
+    without = max(rows[exact].length - 1, 0)
+    return {"num_draft_tokens": max(best.length - 1, 1), "draft_margin": margin, "without_margin": without}
 
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:
@@ -124,6 +103,18 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
     for row in rows:
         row.cost = seconds[row.length] / seconds[1]
     found = recommend(rows)
+    draft, margin, without = found.values()
     say("")
-    print_table(rows, found)
-    return {"rows": [asdict(row) for row in rows], "recommended": asdict(found), "exit": 0}
+    cells = []
+    for row in rows:
+        about = ("differ", f"{row.noise:.1e}") if row.noise else ("identical", "0")
+        cells.append([row.length, *about, f"{row.changed} of {2 * FED}", row.cost])
+    print(table(["block", "rows", "noise", "other token", "cost"], cells))
+    if any(row.noise for row in rows):
+        print(f"\nnot identical: up to blocks of {without + 1} the rows are those of single tokens.")
+    else:
+        print(f"\nidentical: a block of up to {rows[-1].length} tokens gives the bits of single tokens, end to end.")
+    print(f"recommended: num_draft_tokens={draft}, draft_margin={margin:.3g}")
+    if margin and without:
+        print(f"without a margin: num_draft_tokens={without}")
+    return {"rows": [asdict(row) for row in rows], "recommended": found, "exit": 0}

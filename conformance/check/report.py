@@ -26,7 +26,7 @@ from conformance.device import device
 from conformance.lab.bench.cells import LEAST_REPEATS, Ready, compared
 from conformance.lab.bench.models import Subject, weights_of
 from conformance.subjects.prompts import PROMPTS
-from conformance.tables import line, table
+from conformance.tables import table
 
 # Edits, records, a quotation, a copy, and one text that repeats nothing. Small models repeat themselves even there,
 # unless they are sampled so hot that they say any token.
@@ -88,18 +88,10 @@ def batched(subject: Subject, say: Say) -> list[dict[str, Any]]:
     return [{"rows": rows, "length": length, "cost": t / found[1, 1]} for (rows, length), t in found.items()]
 
 
-def timed(subject: Subject, name: str) -> dict[str, Any]:
-    """Time one workload, plain and with the default drafts."""
-    ready = Ready(subject, list(encode(subject.tokenizer, PROMPTS[name])), TOKENS, TEMPERATURES.get(name, 0.0))
-    (row,) = compared(ready, ["auto"], LEAST_REPEATS)
-    return {"workload": name} | row
-
-
 def measured(subject: Subject, minutes: float, say: Say) -> dict[str, Any]:
     """A whole report. It lists the parts that were left out for lack of time."""
     deadline = time.monotonic() + 60 * minutes
-    report: dict[str, Any] = {"about": about(subject)}
-    report |= {"speeds": [], "check": None, "probe": None, "batch": [], "left_out": []}
+    report: dict[str, Any] = {"about": about(subject), "speeds": [], "left_out": []}
     parts = {"check": checked, "probe": probed, "batch": batched}
     for part in ("check", *WORKLOADS, "probe", "batch"):
         if time.monotonic() > deadline:
@@ -110,48 +102,47 @@ def measured(subject: Subject, minutes: float, say: Say) -> dict[str, Any]:
             if part in parts:
                 report[part] = parts[part](subject, say)
             else:
-                report["speeds"].append(timed(subject, part))
+                # One workload, plain and with the default drafts.
+                prompt = list(encode(subject.tokenizer, PROMPTS[part]))
+                ready = Ready(subject, prompt, TOKENS, TEMPERATURES.get(part, 0.0))
+                report["speeds"].append({"workload": part} | compared(ready, ["auto"], LEAST_REPEATS)[0])
         except Exception as error:
             # A model that fails in one part may manage the others.
             report["left_out"].append(f"{part} ({type(error).__name__}: {str(error)[:80]})")
     return report
 
 
-def line_of(report: dict[str, Any]) -> list[Any]:
-    """The cells of a whole report in the table. Speeds are those of the workloads that have the same text."""
-    about, each = report["about"], report["speeds"]
-    speeds = [one["speed"] for one in each if one["parity"]]
-    return [
-        f"{about['chip']}, {about['device']}, {about['cores']} cores, load {about['load']}",
-        f"{about['model']}, {about['weights']}",
-        f"mlx {about['mlx']}, mlx-lm {about['mlx-lm']}",
-        geometric_mean(one["plain_tps"] for one in each),
-        geometric_mean(speeds) if speeds else None,
-        min(speeds, default=None),
-        f"{VERDICTS[report['check']['exit']]}, {len(speeds)} of {len(each)} texts the same",
-    ]
-
-
 def page(report: dict[str, Any]) -> Iterator[str]:
     """A report as Markdown. The last line of a whole one fits the table of docs/benchmarks.md."""
-    about, check = report["about"], report["check"]
+    about, check = report["about"], report.get("check")
     yield f"# {about['model']} on {about['chip']}, {about['device']}\n"
     yield from (f"{name} {about[name]}" for name in "system cores load mlx mlx-lm python made weights".split())
     yield f"{about['weights_gb']} GB\ncheck {VERDICTS[check['exit']] if check else 'not asked'}\n"
     rows = [[one["workload"], *map(one.get, HEADS), "yes" if one["parity"] else "NO"] for one in report["speeds"]]
     yield table(["workload", *HEADS.values(), "same text"], rows)
-    if report["probe"]:
+    if "probe" in report:
         yield "\nWhat a block costs, in passes of one token, and how far its log probabilities are off:\n"
         noises = (("no number" if (n := one["noise"]) is None else f"{n:.1e}", one) for one in report["probe"]["rows"])
         yield table(["block", "cost", "noise"], ([one["length"], one["cost"], noise] for noise, one in noises))
-    if report["batch"]:
+    if "batch" in report:
         yield "\nWhat a pass of several rows costs, in passes of one token of one row:\n"
         yield table(["rows", "block", "cost"], ([one["rows"], one["length"], one["cost"]] for one in report["batch"]))
     if report["left_out"]:
         yield f"\nLeft out: {', '.join(report['left_out'])}.\n"
         yield "This report is not complete, so it has no line for the table. --minutes gives it more time.\n"
     else:
-        yield f"\nThe line for the table of docs/benchmarks.md:\n\n{table(COLUMNS)}\n{line(line_of(report))}\n"
+        # Speeds are those of the workloads that have the same text.
+        speeds = [one["speed"] for one in report["speeds"] if one["parity"]]
+        cells = [
+            f"{about['chip']}, {about['device']}, {about['cores']} cores, load {about['load']}",
+            f"{about['model']}, {about['weights']}",
+            f"mlx {about['mlx']}, mlx-lm {about['mlx-lm']}",
+            geometric_mean(one["plain_tps"] for one in report["speeds"]),
+            geometric_mean(speeds) if speeds else None,
+            min(speeds, default=None),
+            f"{VERDICTS[check['exit']]}, {len(speeds)} of {len(rows)} texts the same",
+        ]
+        yield f"\nThe line for the table of docs/benchmarks.md:\n\n{table(COLUMNS, [cells])}\n"
 
 
 def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from conformance.subjects.inexact import OfAnotherKernel
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-TOKENS = 32
 PROSE = "Write prose.\nThe object keeps"
 PROMPT = "Change `total` to `count`.\n```\ntotal = 0\nfor name, amount in rows:\n    total += amount\nprint(total)\n```"
 
@@ -31,9 +30,7 @@ class Unsteady(OfAnotherKernel):
     """A model with new random noise at each call, also for single tokens."""
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        return self.model(inputs, cache=cache) + self.bound * self.noise((self.vocabulary,))
-
-    vocabulary = 1024
+        return self.model(inputs, cache=cache) + self.bound * self.noise((1024,))
 
 
 @pytest.fixture
@@ -42,14 +39,13 @@ def asked(
 ) -> Callable[..., tuple[int, str, dict[str, Any]]]:
     """Run a command on a given model. Returns the exit code, the text and the JSON."""
 
-    def ask(command: str, wrap: Callable[[Any], Any] = lambda model: model, *options: str, text: str = PROMPT) -> Any:
-        model, tokenizer = fixture
-        monkeypatch.setattr(mlx_lm, "load", lambda _: (wrap(model), tokenizer))
+    def ask(command: str, model: Any, *options: str, text: str = PROMPT) -> Any:
+        monkeypatch.setattr(mlx_lm, "load", lambda _: (model, fixture[1]))
         monkeypatch.setattr(probe, "QUICK", (1, 2, 5, 8))
         monkeypatch.setattr(probe, "CONTEXTS", (16, 64))
         prompts, out = tmp_path / "prompts", tmp_path / "out.json"
         prompts.write_text(json.dumps(text), "utf-8")
-        named = ("--prompts", str(prompts), "--max-tokens", str(TOKENS), "--ungated") if command == "check" else ()
+        named = ("--prompts", str(prompts), "--max-tokens", "24", "--ungated") if command == "check" else ("--quick",)
         code = main([command, "--model", "theirs", *named, "--json", str(out), *options])
         found = json.loads(out.read_text("utf-8"))
         assert found["exit"] == code
@@ -66,31 +62,27 @@ def refuse(cache: KVCache, n: int) -> int:
     raise RuntimeError("no rows are left\nin the cache")
 
 
-def off_by(bound: float) -> Callable[[Any], Any]:
-    return lambda model: OfAnotherKernel(model, bound)
-
-
 RAISES = "FAULT at token 0: drafting raises RuntimeError: no rows are left, and plain decoding does not"
 
 
 # A margin covers the noise of half of it, or some steps of the type of the logits.
 @pytest.mark.parametrize(
-    ("wrap", "trim", "options", "code", "says"),
+    ("kind", "noise", "trim", "options", "code", "says"),
     [
-        (off_by(0), None, [], 0, "9 of 9 have the same tokens, bit for bit"),
-        (off_by(4), None, [], 1, "near tie at token"),
-        (off_by(4), None, ["--draft-margin", "8"], 0, "9 of 9 have the same tokens"),
-        (off_by(0.01), None, ["--draft-margin", "auto"], 0, "9 of 9 have the same tokens"),
-        (off_by(0), one_short, [], 2, "FAULT at token"),
-        (off_by(0.05), one_short, [], 2, "FAULT at token"),
-        (off_by(0), refuse, [], 2, RAISES),
-        (lambda model: Unsteady(model, 2), None, [], 1, "two plain runs differ at token"),
+        (OfAnotherKernel, 0, None, [], 0, "9 of 9 have the same tokens, bit for bit"),
+        (OfAnotherKernel, 4, None, [], 1, "near tie at token"),
+        (OfAnotherKernel, 4, None, ["--draft-margin", "8"], 0, "9 of 9 have the same tokens"),
+        (OfAnotherKernel, 0.05, one_short, [], 2, "FAULT at token"),
+        (OfAnotherKernel, 0, refuse, [], 2, RAISES),
+        (Unsteady, 2, None, [], 1, "two plain runs differ at token"),
     ],
 )
-def test_check(asked: Any, monkeypatch: Any, wrap: Any, trim: Any, options: list[str], code: int, says: str) -> None:
+def test_check(
+    asked: Any, fixture: Any, monkeypatch: Any, kind: Any, noise: float, trim: Any, options: Any, code: int, says: str
+) -> None:
     if trim is not None:
         monkeypatch.setattr(KVCache, "trim", trim)
-    status, text, found = asked("check", wrap, *options, text=PROMPT if trim else PROSE)
+    status, text, found = asked("check", kind(fixture[0], noise), *options, text=PROMPT if trim else PROSE)
     (prompt,) = found["prompts"]
     assert status == code
     assert says in text
@@ -101,7 +93,6 @@ def test_check(asked: Any, monkeypatch: Any, wrap: Any, trim: Any, options: list
     ties = [tie for verdict in prompt["verdicts"].values() for tie in verdict["near_ties"]]
     # Where single steps have noise too, any token may be a tie.
     assert prompt["plain_differ"] or all(tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
-    assert all(tie["single"] != tie["drafted"] for tie in ties)
 
 
 def test_a_model_that_the_device_cannot_run_gets_a_sentence(
@@ -112,20 +103,17 @@ def test_a_model_that_the_device_cannot_run_gets_a_sentence(
     monkeypatch.setattr(mlx_lm, "load", lambda _: (model, fixture[1]))
     monkeypatch.setattr("conformance.check.check.encode", lambda *_: (1, 2, 3))
     assert main(["check", "--model", "of experts in bf16"]) == 3
-    said = capsys.readouterr().err
-    assert "Plain decoding fails, with nothing drafted: RuntimeError: [GatherMM" in said
-    assert "does not run on this device as it is" in said
+    assert "Plain decoding fails, with nothing drafted: RuntimeError: [GatherMM" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("off", "said"),
     [(0.0, "identical: a block of up to 8 tokens"), (4.0, "not identical: up to blocks of 1 the rows are those of")],
 )
-def test_probe(asked: Any, off: float, said: str) -> None:
-    code, text, found = asked("probe", lambda model: OfAnotherKernel(model, off), "--quick")
+def test_probe(asked: Any, fixture: Any, off: float, said: str) -> None:
+    code, text, found = asked("probe", OfAnotherKernel(fixture[0], off))
     assert code == 0
     assert f"\n{said}" in text
-    assert [row["length"] for row in found["rows"]] == list(probe.QUICK)
     for row in found["rows"]:
         assert (row["noise"] > 0) == (row["changed"] > 0) == (row["length"] > 1 and off > 0)
     assert (found["recommended"]["draft_margin"] > 0) == (found["recommended"]["without_margin"] == 0) == (off > 0)
@@ -133,9 +121,7 @@ def test_probe(asked: Any, off: float, said: str) -> None:
 
 def test_the_recommendation() -> None:
     cheap = [probe.Row(n, noise=0.01 * (n > 4), cost=1.0 if n <= 8 else 9.0) for n in range(1, 17)]
-    assert probe.recommend(cheap) == probe.Recommended(7, 0.04, 3)
-    dear = [probe.Row(n, cost=float(n)) for n in range(1, 17)]
-    assert probe.recommend(dear) == probe.Recommended(1, 0.0, 15)
+    assert probe.recommend(cheap) == {"num_draft_tokens": 7, "draft_margin": 0.04, "without_margin": 3}
 
 
 def test_a_file_of_prompts(tmp_path: Path) -> None:
@@ -143,18 +129,12 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     file.write_text('\ufeff"a\\nb"\n\nplain\ftext\n"Hello," she said.\n7\n', "utf-8")
     told = [messages[0]["content"] for messages in from_file(file).values()]
     assert told == ["a\nb", "plain\ftext", '"Hello," she said.', "7"]
-    for unusable in (b"\n", b"\xff\xfe"):
-        file.write_bytes(unusable)
-        with pytest.raises(Unusable, match=str(file)):
-            from_file(file)
-    with pytest.raises(Unusable, match="/nowhere"):
-        from_file(Path("/nowhere"))
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(Unusable, match=str(file)):
+        from_file(file)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--json", "/no/out.json"), ("--max-tokens", "0"), ("--draft-type", "sufix"), ("--draft-margin", "nan")],
-)
+@pytest.mark.parametrize(("option", "value"), [("--json", "/no/out.json"), ("--draft-margin", "nan")])
 def test_what_cannot_be_run_is_no_answer(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="3"):
         main(["check", "--model", str(FIXTURE), option, value])

@@ -1,6 +1,6 @@
 """A near tie is never called a fault, and a fault is never called a near tie.
 
-The tests plant hundreds of each, on simulated devices with exact blocks and with slightly inexact ones.
+The tests plant each on simulated devices, one with exact blocks and one with slightly inexact ones.
 """
 
 from __future__ import annotations
@@ -25,38 +25,29 @@ from conformance.check.check import drafted
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
 from conformance.drafters import VOCAB, Scripted
 from conformance.faults import FOLDER, Fault, read
+from conformance.oracle.profiles import FULL
 from conformance.oracle.recorder import Recording, Task, plain
 from conformance.subjects.decoded import unsteered
 from conformance.subjects.inexact import OfAnotherKernel
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-SEEDS = range(3)
-FILES = ("architectures", "caches", "decoding")
-FAULTS = {fault.name: fault for name in FILES for fault in read(FOLDER / f"{name}.toml")}
-LOOP = ["one accepted token goes", "nothing is rejected", "every draft is right", "a greedy row too early"]
-KEYS = ["a trim of keys one short", "a trim of keys that clears nothing", "a trim of keys that swaps two"]
-WINDOW = ["a trim of a window one short", "a trimmed window whose rows move by one"]
-WINDOW += ["one rejected token stays, gemma3_text"]
-STATE = ["a recurrent state that keeps what is dropped", "a trimmed convolution one row late", "nothing is rejected"]
-# What each model gets, by its family and its precision: bf16, or weights or keys of few bits, as in common use. The
-# layers of qwen3_next choose experts, and that choice can also have near ties.
+SEEDS = range(8 if FULL else 1)
+FAULTS = {fault.name: fault for name in ("caches", "decoding") for fault in read(FOLDER / f"{name}.toml")}
+# Each kind of state, in bf16, or with weights or keys of few bits. Layers of qwen3_next choose experts, and that choice
+# can also have near ties.
 PLANTED = {
-    "llama": [*KEYS, *LOOP],
-    "gemma3_text": WINDOW,
-    "mamba": STATE,
-    "lfm2": STATE,
-    "qwen3_next": STATE,
-    "gemma3_text, bf16": WINDOW,
-    "qwen3_next, 4 bit": STATE,
-    "llama, kv 8 bit": ["a trim of quantized keys one short", *LOOP],
+    "llama": ["a trim of keys one short", "one accepted token goes", "every draft is right"],
+    "gemma3_text, bf16": ["a trim of a window one short", "a trimmed window whose rows move by one"],
+    "mamba": ["a recurrent state that keeps what is dropped"],
+    "qwen3_next, 4 bit": ["a trimmed convolution one row late"],
+    "llama, kv 8 bit": ["a trim of quantized keys one short"],
 }
-FAMILIES = [family for family in PLANTED if "," not in family]
 # The noise of the logits of blocks, and of the outputs of layers as a share. Log probabilities are of order 10.
-DEVICES = {"row-identical": (0.0, 0.0), "logits": (0.02, 0.0), "layers": (0.0, 0.01)}
+DEVICES = {"row-identical": (0.0, 0.0), "layers": (0.0, 0.01)}
 # So much noise that most runs have a near tie.
-ROUGH = {"logits": (0.6, 0.0), "both": (0.4, 0.01)}
-LEAST = 40
+ROUGH = (0.4, 0.01)
+LEAST = 40 if FULL else 10
 
 
 def task_of(seed: int) -> Task:
@@ -74,8 +65,6 @@ def start(family: str, off: tuple[float, float], seed: int) -> tuple[Any, Record
 def precise(family: str) -> Any:
     """The model of a family, in the precision at the end of its name."""
     name, _, precision = family.partition(", ")
-    if not precision:
-        return unsteered(name)
     model = deepcopy(unsteered(name))
     if precision == "bf16":
         model.set_dtype(mx.bfloat16)
@@ -85,9 +74,8 @@ def precise(family: str) -> Any:
             return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
 
         nn.quantize(model, group_size=32, bits=4, class_predicate=fits)
-    else:
+    elif precision:
         model.make_cache = lambda: [QuantizedKVCache(group_size=32, bits=8) for _ in model.layers]
-    mx.eval(model.parameters())
     return model
 
 
@@ -126,30 +114,23 @@ def test_a_fault_is_no_near_tie(family: str, name: str, device: str) -> None:
         assert found.position is not None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba", "qwen3_next"])
 def test_a_near_tie_is_no_fault(family: str) -> None:
+    assert verdict(family, DEVICES["row-identical"], 0).kind == EXACT
+    assert verdict(family, DEVICES["layers"], 0).kind in (EXACT, NEAR_TIE)
     ties, seed = 0, 0
     while ties < LEAST:
         assert seed < 40, "hardly a near tie is met"
-        for off in ROUGH.values():
-            found = verdict(family, off, seed)
-            assert found.kind != FAULT, f"seed {seed}: {found.why}"
-            for tie in found.near_ties:
-                # Each run chose its own best candidate, and the noise explains the difference.
-                assert min(tie.single_lead, tie.drafted_lead) >= 0
-                assert tie.single_lead + tie.drafted_lead <= 2 * TIMES * tie.noise
-            ties += len(found.near_ties)
-        seed += 1
+        found = verdict(family, ROUGH, seed)
+        assert found.kind != FAULT, f"seed {seed}: {found.why}"
+        for tie in found.near_ties:
+            # Each run chose its own best candidate, and the noise explains the difference.
+            assert min(tie.single_lead, tie.drafted_lead) >= 0
+            assert tie.single_lead + tie.drafted_lead <= 2 * TIMES * tie.noise
+        ties, seed = ties + len(found.near_ties), seed + 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("device", DEVICES)
-def test_nothing_is_found_where_nothing_is_planted(family: str, device: str) -> None:
-    found = {verdict(family, DEVICES[device], seed).kind for seed in SEEDS}
-    assert found <= ({EXACT} if device == "row-identical" else {EXACT, NEAR_TIE}), found
-
-
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
     """Without other noise, a row may still differ by one step of its type: the type has no smaller differences."""
     task = task_of(0)
@@ -177,7 +158,7 @@ class AtRandom(Scripted):
 def test_drafts_of_any_length_are_no_fault_of_windows_in_bf16() -> None:
     """A row of a block may be a step of the type off where no clean replay is."""
     model = precise("gemma3_text, bf16")
-    for seed in range(20):
+    for seed in range(20 if FULL else 5):
         rng = random.Random(seed)
         task = Task(tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 40))), rng.randint(16, 64))
         right = plain(model, task)

@@ -52,10 +52,6 @@ class Divergence:
     noise: float
     block: int
 
-    @property
-    def clear(self) -> bool:
-        return self.single_lead > CLEAR
-
 
 @dataclass
 class Verdict:
@@ -71,29 +67,6 @@ class Verdict:
     why: str = ""
 
 
-@dataclass
-class Clean:
-    """Replays of a drafted run's tokens, in single steps and in blocks, and how far apart all of them are.
-
-    The lists have an entry for each token, then one for each row of the turn that follows.
-    """
-
-    single: Recording
-    # How far the drafted run is from the nearest replay, and the replays in blocks from single steps.
-    distances: list[float]
-    apart: list[float]
-    noise: float = 0.0
-
-    def noise_at(self, i: int) -> float:
-        """Never less than what the type of the row can tell apart."""
-        return max(self.noise, self.apart[i], step_of(rows_of(self.single)[i]))
-
-    def in_noises(self, i: int) -> float:
-        """How far a row is from the nearest replay; infinite where there is no noise that could explain it."""
-        distance, noise = self.distances[i], self.noise_at(i)
-        return distance / noise if noise else math.inf if distance else 0.0
-
-
 def step_of(row: mx.array) -> float:
     """The distance of neighbouring numbers of a row's type, at its largest finite value."""
     sizes = mx.abs(row.astype(mx.float32))
@@ -107,53 +80,6 @@ def usual(values: Iterable[float]) -> float:
     return found[int(SHARE * (len(found) - 1))] if found else 0.0
 
 
-def clean_replays(model: Any, task: Task, run: Recording, single: Recording, floor: float) -> Clean:
-    """Feed what the run fed, in blocks of each length that it used and in those that were left of its own."""
-    right, got = rows_of(single), rows_of(run)
-    clean = Clean(single, gaps(got, right), [0.0] * len(right), floor)
-    if not any(clean.distances):
-        return clean
-    for length in [length for length in run.lengths if length > 1] + [0]:
-        again = rows_of(replay(model, task, run.tokens, repeat(length) if length else run.split))
-        apart = gaps(again, right)
-        clean.noise = max(clean.noise, usual(apart))
-        clean.apart = [max(pair) for pair in zip(clean.apart, apart, strict=True)]
-        clean.distances = [min(pair) for pair in zip(clean.distances, gaps(got, again), strict=True)]
-    return clean
-
-
-def judge(model: Any, task: Task, run: Recording, plain: Recording, floor: float = 0.0) -> Verdict:
-    """Compare a drafted run with clean replays of its own tokens.
-
-    Args:
-        plain: A plain run; when its tokens are the same, it is the replay in single steps.
-        floor: How far the rows of plain runs are from each other.
-    """
-    single = plain if plain.tokens == run.tokens else replay(model, task, run.tokens, ())
-    found = [*faults_of_offsets(task, run, single), *faults_of_choice(run)]
-    if found:
-        # No noise explains these.
-        position, why = min(found)
-        return Verdict(FAULT, False, floor, position=position, why=why)
-    clean = clean_replays(model, task, run, single, floor)
-    found += faults_of_rows(model, task, run, clean)
-    bits = not any(gaps(rows_of(run), rows_of(single)))
-    verdict = Verdict(EXACT, bits, clean.noise)
-    for i, (token, best) in enumerate(zip(run.tokens, best_of(single.rows), strict=True)):
-        if token != best:
-            leads = (lead(single.rows[i], best, token), lead(run.rows[i], token, best))
-            noise = clean.noise_at(i)
-            verdict.near_ties.append(Divergence(i, best, token, *leads, noise, run.owners[i].length))
-            if sum(leads) > 2 * TIMES * noise:
-                found.append((i, f"single steps prefer {best} by {leads[0]:.2g}, noise {noise:.1e}"))
-    if found:
-        verdict.kind = FAULT
-        verdict.position, verdict.why = min(found)
-    elif verdict.near_ties:
-        verdict.kind = NEAR_TIE
-    return verdict
-
-
 def lead(row: mx.array, a: int, b: int) -> float:
     return float((row[a].astype(mx.float32) - row[b].astype(mx.float32)).item())
 
@@ -162,77 +88,134 @@ def lead(row: mx.array, a: int, b: int) -> float:
 Faults = Iterator[tuple[int, str]]
 
 
-def faults_of_offsets(task: Task, run: Recording, single: Recording) -> Faults:
-    """The caches say that they hold another number of tokens than those of single steps."""
-    last: Block | None = None
-    for i, block in enumerate(run.owners):
-        if block is not last and start_of(task, run, i, single) is None:
-            said = " or ".join(sorted({str(offset) for offset in block.offsets if offset is not None}))
-            yield i, f"before the block of this token the caches say that they hold {said} tokens"
-            return
-        last = block
-    if run.last_offsets != single.last_offsets:
-        yield len(run.tokens), "the caches that are left say that they hold another number of tokens"
+class Comparison:
+    """A drafted run, and clean replays of its own tokens. Lists have an entry for each row, then the turn that follows.
 
-
-def start_of(task: Task, run: Recording, i: int, single: Recording) -> int | None:
-    """The number of tokens that the caches held before the block that begins with row i; None if they deny it.
-
-    Where a cache was restored, right tokens are fed again in front of the next one.
+    Args:
+        plain: A plain run; when its tokens are the same, it is the replay in single steps.
+        floor: How far the rows of plain runs are from each other.
     """
-    block, sequence = run.owners[i], [*task.prompt, *run.tokens]
-    fed, held = block.inputs.reshape(-1).tolist(), len(task.prompt) - 1 + i
-    for start in range(held, held - min(len(fed), MAX_FED_AGAIN), -1):
-        right = fed[: held - start + 1] == sequence[start : held + 1]
-        if right and block.offsets == single.offsets.get(start):
-            return start
-    return None
+
+    def __init__(self, model: Any, task: Task, run: Recording, plain: Recording, floor: float) -> None:
+        self.model, self.task, self.run, self.n, self.noise = model, task, run, len(run.tokens), floor
+        self.single = plain if plain.tokens == run.tokens else replay(model, task, run.tokens, ())
+        self.got, self.right = rows_of(run), rows_of(self.single)
+        # How far the run is from the nearest replay, and the replays in blocks from single steps.
+        self.distances, self.apart = gaps(self.got, self.right), [0.0] * len(self.right)
+        self.bits = not any(self.distances)
+
+    def replay(self) -> None:
+        """Feed what the run fed, in blocks of each length that it used and in those that were left of its own."""
+        for length in [length for length in self.run.lengths if length > 1] + [0]:
+            split = repeat(length) if length else self.run.split
+            again = rows_of(replay(self.model, self.task, self.run.tokens, split))
+            apart = gaps(again, self.right)
+            self.noise = max(self.noise, usual(apart))
+            self.apart = [max(pair) for pair in zip(self.apart, apart, strict=True)]
+            self.distances = [min(pair) for pair in zip(self.distances, gaps(self.got, again), strict=True)]
+
+    def noise_at(self, i: int) -> float:
+        """Never less than what the type of the row can tell apart."""
+        return max(self.noise, self.apart[i], step_of(self.right[i]))
+
+    def in_noises(self, i: int) -> float:
+        """How far a row is from the nearest replay; infinite where there is no noise that could explain it."""
+        distance, noise = self.distances[i], self.noise_at(i)
+        return distance / noise if noise else math.inf if distance else 0.0
+
+    def of_offsets(self) -> Faults:
+        """The caches say that they hold another number of tokens than those of single steps."""
+        last: Block | None = None
+        for i, block in enumerate(self.run.owners):
+            if block is not last and self.start_of(i) is None:
+                said = " or ".join(sorted({str(offset) for offset in block.offsets if offset is not None}))
+                yield i, f"before the block of this token the caches say that they hold {said} tokens"
+                return
+            last = block
+        if self.run.last_offsets != self.single.last_offsets:
+            yield self.n, "the caches that are left say that they hold another number of tokens"
+
+    def start_of(self, i: int) -> int | None:
+        """The number of tokens that the caches held before the block that begins with row i; None if they deny it.
+
+        Where a cache was restored, right tokens are fed again in front of the next one.
+        """
+        block, sequence = self.run.owners[i], [*self.task.prompt, *self.run.tokens]
+        fed, held = block.inputs.reshape(-1).tolist(), len(self.task.prompt) - 1 + i
+        for start in range(held, held - min(len(fed), MAX_FED_AGAIN), -1):
+            right = fed[: held - start + 1] == sequence[start : held + 1]
+            if right and block.offsets == self.single.offsets.get(start):
+                return start
+        return None
+
+    def of_choice(self) -> Faults:
+        for i, (token, best) in enumerate(zip(self.run.tokens, best_of(self.run.rows), strict=True)):
+            if token != best:
+                yield i, f"token {token} was given, and its own log probabilities say {best}"
+                return
+
+    def of_rows(self) -> Faults:
+        """A row that is far from all clean replays, also from ones that feed the very same block to a clean state."""
+        far = [i for i in range(len(self.distances)) if self.in_noises(i) > TIMES]
+        for i in sorted(far, key=self.in_noises, reverse=True)[:SUSPECTS]:
+            first = next(j for j in far if self.in_noises(j) > TIMES)
+            self.look_again(i)
+            if self.in_noises(i) > TIMES:
+                where = f"at token {i}" if i < self.n else "in the turn that follows"
+                off = f"{self.distances[i]:.1e} from every clean replay {where}, noise {self.noise_at(i):.1e}"
+                yield min(first, self.n), f"log probabilities are off from here on, {off}"
+                return
+
+    def look_again(self, i: int) -> None:
+        """Feed the block of a row, what was rejected of it included, after many clean histories."""
+        rng, lengths = random.Random(i), [1, *self.run.lengths]
+        histories: list[Iterable[int]] = [*map(repeat, lengths), self.run.split]
+        histories += [[rng.choice(lengths) for _ in self.run.tokens] for _ in range(HISTORIES)]
+        for split in histories:
+            row = self.after(i, split)
+            self.distances[i] = min(self.distances[i], *gaps([self.got[i]], [row]))
+            self.apart[i] = max(self.apart[i], *gaps([row], [self.right[i]]))
+            if self.in_noises(i) <= TIMES:
+                return
+
+    def after(self, i: int, split: Iterable[int]) -> mx.array:
+        """What a row would have been after a clean history."""
+        model, task, tokens, owners = self.model, self.task, self.run.tokens, self.run.owners
+        if i >= self.n:
+            return next_turn(model, state_after(model, task, tokens, split), task.after)[i - self.n]
+        start = self.start_of(next(j for j in range(self.n) if owners[j] is owners[i]))
+        assert start is not None
+        held = start - len(task.prompt)
+        layers = state_after(model, task, tokens[:held] if held >= 0 else None, split)
+        return log_probabilities(model(owners[i].inputs.reshape(1, -1), cache=layers)[0])[i - held - 1]
+
+    def near_ties(self) -> Iterator[Divergence]:
+        rows, right = self.run.rows, self.single.rows
+        for i, (token, best) in enumerate(zip(self.run.tokens, best_of(right), strict=True)):
+            if token != best:
+                leads = (lead(right[i], best, token), lead(rows[i], token, best))
+                yield Divergence(i, best, token, *leads, self.noise_at(i), self.run.owners[i].length)
 
 
-def faults_of_choice(run: Recording) -> Faults:
-    for i, (token, best) in enumerate(zip(run.tokens, best_of(run.rows), strict=True)):
-        if token != best:
-            yield i, f"token {token} was given, and its own log probabilities say {best}"
-            return
-
-
-def faults_of_rows(model: Any, task: Task, run: Recording, clean: Clean) -> Faults:
-    """A row that is far from all clean replays, also from ones that feed the very same block to a clean state."""
-    n, far = len(run.tokens), [i for i in range(len(clean.distances)) if clean.in_noises(i) > TIMES]
-    for i in sorted(far, key=clean.in_noises, reverse=True)[:SUSPECTS]:
-        first = next(j for j in far if clean.in_noises(j) > TIMES)
-        look_again(model, task, run, clean, i)
-        if clean.in_noises(i) > TIMES:
-            where = f"at token {i}" if i < n else "in the turn that follows"
-            off = f"{clean.distances[i]:.1e} from every clean replay {where}, noise {clean.noise_at(i):.1e}"
-            yield min(first, n), f"log probabilities are off from here on, {off}"
-            return
-
-
-def look_again(model: Any, task: Task, run: Recording, clean: Clean, i: int) -> None:
-    """Feed the block of a row, what was rejected of it included, after many clean histories."""
-    rng, lengths = random.Random(i), [1, *run.lengths]
-    histories: list[Iterable[int]] = [repeat(length) for length in [1, *run.lengths]] + [run.split]
-    histories += [[rng.choice(lengths) for _ in run.tokens] for _ in range(HISTORIES)]
-    got, right = rows_of(run)[i], rows_of(clean.single)[i]
-    for split in histories:
-        row = shadow(model, task, run, clean.single, i, split)
-        clean.distances[i] = min(clean.distances[i], *gaps([got], [row]))
-        clean.apart[i] = max(clean.apart[i], *gaps([row], [right]))
-        if clean.in_noises(i) <= TIMES:
-            return
-
-
-def shadow(model: Any, task: Task, run: Recording, single: Recording, i: int, split: Iterable[int]) -> mx.array:
-    """What a row would have been after a clean history."""
-    n = len(run.tokens)
-    if i >= n:
-        return next_turn(model, state_after(model, task, run.tokens, split), task.after)[i - n]
-    block = run.owners[i]
-    first = next(j for j in range(n) if run.owners[j] is block)
-    start = start_of(task, run, first, single)
-    assert start is not None
-    held = start - len(task.prompt)
-    layers = state_after(model, task, run.tokens[:held] if held >= 0 else None, split)
-    logits = model(block.inputs.reshape(1, -1), cache=layers)[0]
-    return log_probabilities(logits)[i - held - 1]
+def judge(model: Any, task: Task, run: Recording, plain: Recording, floor: float = 0.0) -> Verdict:
+    """Compare a drafted run with clean replays of its own tokens."""
+    one = Comparison(model, task, run, plain, floor)
+    # No noise explains these.
+    found = [*one.of_offsets(), *one.of_choice()]
+    if found:
+        position, why = min(found)
+        return Verdict(FAULT, False, floor, position=position, why=why)
+    if not one.bits:
+        one.replay()
+        found += one.of_rows()
+    verdict = Verdict(EXACT, one.bits, one.noise, list(one.near_ties()))
+    for tie in verdict.near_ties:
+        if tie.single_lead + tie.drafted_lead > 2 * TIMES * tie.noise:
+            said = f"single steps prefer {tie.single} by {tie.single_lead:.2g}, noise {tie.noise:.1e}"
+            found.append((tie.position, said))
+    if found:
+        verdict.kind = FAULT
+        verdict.position, verdict.why = min(found)
+    elif verdict.near_ties:
+        verdict.kind = NEAR_TIE
+    return verdict

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -14,7 +13,6 @@ from environments import base_of
 
 from conformance import ROOT, adapters
 from conformance.adapters import NAMES, Adapters, Unusable, load, offered
-from conformance.judging import run
 from conformance.judging.difference import BROKE, CHANGED, GONE, MENDED, NOT_KEPT, OFFERED, STOPPED, differences
 from conformance.judging.ran import File, changed_files, looked_at, sentence
 from conformance.judging.results import (
@@ -59,23 +57,17 @@ BOTH = trim(BROKEN, a="off by 0.1", b="lost")
         (trim(HOLDS), trim(HOLDS), [], "Nothing differs.", 0),
         (trim(HOLDS), trim(BROKEN), [BROKE], "BROKEN: C2 trim.", 1),
         (trim(BROKEN), trim(BROKEN), [], "Nothing differs.", 0),
-        (trim(REFUSED), trim(BROKEN), [BROKE], "BROKEN: C2 trim.", 1),
         ({}, trim(BROKEN), [BROKE], "BROKEN: C2 trim.", 1),
         (trim(BROKEN), trim(HOLDS), [MENDED], "Nothing broke.", 0),
         # C2 allows a refusal.
         (trim(BROKEN), trim(REFUSED), [MENDED], "Nothing broke.", 0),
         (trim(REFUSED), trim(HOLDS), [OFFERED], "| offered now  | C2 trim ", 0),
-        ({}, trim(HOLDS), [OFFERED], "Nothing broke.", 0),
         (trim(HOLDS), trim(REFUSED), [GONE], "NO LONGER: C2 trim.", 1),
-        (trim(HOLDS), trim(ABSENT), [GONE], "NO LONGER: C2 trim.", 1),
-        (trim(REFUSED), trim(ABSENT), [], "Nothing differs.", 0),
-        (trim(BROKEN), trim(ABSENT), [], "Nothing differs.", 0),
         # The same test drafted on the base, or trimmed there.
         (trim(HOLDS), trim(NOT_SHOWN), [GONE], "NO LONGER: C2 trim.", 1),
         (trim(BROKEN), trim(NOT_SHOWN), [CHANGED], "Nothing broke.", 0),
         (trim(HOLDS), trim(NOT_FINISHED), [STOPPED], "NOT FINISHED: 1 tests", 2),
         (trim(NOT_FINISHED), trim(BROKEN), [STOPPED], "NOT FINISHED: 1 tests", 2),
-        (trim(NOT_FINISHED), trim(HOLDS), [], "Nothing differs.", 0),
         # A promise of ours that never held is told.
         ({}, trim(BROKEN, promised=False), [NOT_KEPT], "Nothing broke.", 0),
         (trim(HOLDS), trim(BROKEN, promised=False), [BROKE], "BROKEN: C2 trim.", 1),
@@ -91,10 +83,8 @@ BOTH = trim(BROKEN, a="off by 0.1", b="lost")
         (trim(HOLDS) | plain(HOLDS), trim(BROKEN) | plain(BROKEN, uses="a ring"), [BROKE, BROKE], "| llama |", 1),
         # Plain decoding is compared with the base, which a mend explains.
         (plain(HOLDS), plain(HOLDS, "5:aa 6:cc"), [BROKE], "of 1 of 2 steps are other bits than on the base", 1),
-        (plain(HOLDS), plain(HOLDS, "5:aa 7:cc"), [BROKE], "another token than the base at step 1", 1),
-        (plain(HOLDS), plain(HOLDS, "5:ab 6:bb"), [BROKE], "judge.sh --only decoding", 1),
+        (plain(HOLDS), plain(HOLDS, "5:aa 7:cc"), [BROKE], "judge.sh --only decoding", 1),
         (plain(HOLDS), plain(HOLDS, forwards=4), [BROKE], "4 forward passes instead of 3", 1),
-        (plain(HOLDS), plain(HOLDS, forwards=2), [], "Nothing differs.", 0),
         (trim(BROKEN) | plain(HOLDS), trim(HOLDS) | plain(HOLDS, "6:a 6:b"), [CHANGED, MENDED], "Nothing broke.", 0),
         (trim(BROKEN) | plain(HOLDS), trim(REFUSED) | plain(REFUSED), [CHANGED, MENDED], "Nothing broke.", 0),
         # A file that needs a name which the tree lacks; a test that ends its process.
@@ -133,37 +123,28 @@ def test_each_file_that_is_asked_is_of_a_part() -> None:
 
 
 def test_what_of_a_tree_ran(tmp_path: Path) -> None:
-    """Lines without code do not count. Of a file that was never imported nothing ran. Loops are named first."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    for folder, text in (
-        (old, "def f():\n    return 1\n"),
-        (new, 'def f():\n    """Say it."""\n    return 2\n\n\ndef g():\n    pass\n\n\ndef h():\n    yield 1\n'),
-    ):
-        folder.mkdir()
-        (folder / "a.py").write_text(text)
-    (new / "b.py").write_text("class C:\n    def __call__(self):\n        pass\n\n    def _i(self):\n        pass\n")
+    """Lines without code do not count, and of a statement its first. Loops are named first, and no inner function."""
+    texts = {
+        "old/a.py": "def f():\n    return (\n        1)\n",
+        "new/a.py": "def f():\n    return (\n        2)\n\n\ndef g():\n    pass\n\n\ndef h():\n    yield 1\n",
+        "new/b.py": "class C:\n    def __call__(self):\n        pass\n\n    def _i(self):\n        pass\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     ran = {name: {"executed_lines": [], "missing_lines": [n]} for name, n in (("g", 7), ("h", 11))}
     never = {name: {"executed_lines": [], "missing_lines": [n]} for name, n in (("C.__call__", 3), ("C._i", 6))}
     about = {
-        "a.py": {"executed_lines": [1, 3, 6], "missing_lines": [7, 11], "functions": ran},
+        "a.py": {"executed_lines": [1, 2, 6], "missing_lines": [7, 11], "functions": ran},
         "b.py": {"executed_lines": [], "missing_lines": [1, 2, 3, 5, 6], "functions": never},
     }
+    old, new = tmp_path / "old", tmp_path / "new"
     found = looked_at(old, new, changed_files(old, new), about)
     assert found == [File("a.py", 4, 2, [(0, "h"), (1, "g")]), File("b.py", 5, 0, [(1, "C.__call__")])]
     said = "never called: `h` of a.py, `g` of a.py, `C.__call__` of b.py."
     assert sentence(found) == f"Of 9 changed lines of 2 files 2 ran; {said}"
     assert changed_files(new, new) == []
-    (new / "a.py").unlink()
-    assert changed_files(old, new) == ["a.py", "b.py"], "a file that went is a change"
-
-
-def test_a_changed_line_inside_of_a_statement_counts(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    for folder, last in ((old, "2"), (new, "3")):
-        folder.mkdir()
-        (folder / "a.py").write_text(f"if True:\n    a = (\n        {last},\n    )\n")
-    found = looked_at(old, new, ["a.py"], {"a.py": {"executed_lines": [1], "missing_lines": [2], "functions": {}}})
-    assert found == [File("a.py", 1, 0)]
+    assert changed_files(new, old) == ["a.py", "b.py"], "a file that went is a change"
 
 
 ASKED = """
@@ -202,13 +183,12 @@ def test_the_results_of_a_base_are_kept_until_something_changes(
         (tmp_path / "asked.jsonl").write_text('{"test": "a", "outcome": "holds"}\n')
 
     monkeypatch.setattr(Run, "ask", ask)
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    for changed in ("mlx_lm/a.py", "conformance/0.32.2-stock.txt", "conformance/models.json"):
-        (tmp_path / changed).parent.mkdir(exist_ok=True)
-        (tmp_path / changed).write_text("2")
+    (tmp_path / "mlx_lm").mkdir()
+    for text in ("1", "2"):
+        (tmp_path / "mlx_lm" / "a.py").write_text(text)
         for _ in range(2):
-            assert asked.ask_once([changed], tmp_path / "kept") == {"a": Result(HOLDS)}
-    assert times == ["mlx_lm/a.py", "conformance/0.32.2-stock.txt", "conformance/models.json"]
+            assert asked.ask_once([text], tmp_path / "kept") == {"a": Result(HOLDS)}
+    assert times == ["1", "2"]
 
 
 def commit(where: Path, name: str) -> str:
@@ -238,45 +218,6 @@ def test_the_base_of_a_branch_is_where_it_began(tmp_path: Path) -> None:
 
 
 PAGE = (ROOT / "docs" / "releases.md").read_text()
-
-
-def test_the_commands_of_the_page_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = re.findall(r"scripts/judge\.sh (.*)", PAGE)
-    assert any("GITHUB_BASE_REF" in line for line in lines), "the workflow judges nothing"
-    for line in lines:
-        monkeypatch.setattr(sys, "argv", ["judge.py", *shlex.split(line, comments=True)])
-        assert judge.parse_args().tree
-
-
-def test_an_adapter_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    for text, said in (
-        ("from mlx_lm.generate import no_such_step", "cannot import name 'no_such_step'"),
-        ("def decode(:", "cannot be imported here"),
-        ("DRAFTER = ('a',)\ndef trim(caches, n): ...", "mine has DRAFTER; what it may have is"),
-        ("x = 1", "mine offers nothing"),
-    ):
-        file.write_text(text)
-        with pytest.raises(Unusable, match=said):
-            load(str(file))
-    with pytest.raises(Unusable, match="is no file and no adapter of the suite"):
-        load(str(tmp_path / "other.py"))
-
-
-def test_several_adapters_of_one_tree(tmp_path: Path) -> None:
-    """Each drafter is called through its own; a command whose parser lacks the option is left out."""
-    (tmp_path / "mine.py").write_text(
-        "DRAFTERS = ('new',)\nOPTIONS = ('sampler',)\ndef decode(*_, **__): return 'mine'\n"
-        "COMMANDS = {'generate': ['--no-such-option'], 'chat': ['--max-tokens', '5']}\n"
-        "MODELS = {'brought': {'vocab_size': 64}}\n"
-    )
-    both = Adapters([load(str(tmp_path / "mine.py")), load("stock")])
-    assert list(both.drafters) == [*load("stock").DRAFTERS, "new"]
-    assert both.options("new") == {"sampler"}
-    assert both.decode(None, [1], adapters.Drafts("new", [1])) == "mine"
-    assert set(both.commands) == {"chat", "server"}
-    assert both.models == {"brought": {"vocab_size": 64}}
-    assert "trim" in both
 
 
 def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
