@@ -98,13 +98,10 @@ def main(arguments: list[str] | None = None) -> int:
     args = parsed(arguments)
     try:
         return answered(args)
-    except ImportError as error:
-        said = missing(error)
-    except Unusable as error:
+    except (ImportError, Unusable) as error:
         say("")
-        said = str(error)
-    print(said, file=sys.stderr)
-    return FAILED
+        print(missing(error) if isinstance(error, ImportError) else error, file=sys.stderr)
+        return FAILED
 
 
 def answered(args: argparse.Namespace) -> int:

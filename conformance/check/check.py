@@ -56,7 +56,7 @@ the file that --json writes, the model and its revision, and the versions above.
 UNSTEADY = """\
 not deterministic: plain decoding does not repeat itself here, with nothing drafted. Drafting cannot be exact where
 there is no one text to be equal to; the verdicts above compare with clean replays all the same."""
-EXITS = {EXACT: 0, NEAR_TIE: 1, FAULT: 2}
+EXITS = (EXACT, NEAR_TIE, FAULT)
 Say = Callable[[str], None]
 
 
@@ -80,11 +80,7 @@ class Report:
 
     @property
     def kind(self) -> str:
-        return max((verdict.kind for verdict in self.verdicts.values()), key=EXITS.__getitem__)
-
-    @property
-    def code(self) -> int:
-        return max(EXITS[self.kind], int(bool(self.plain_differ) or self.equal < self.pairs))
+        return max((verdict.kind for verdict in self.verdicts.values()), key=EXITS.index)
 
 
 def drafted(model: Any, task: Task, strategy: Any, **options: Any) -> Recording:
@@ -198,8 +194,9 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
         reports.append(examine(model, name, task, lambda: draft.make_strategy(model), step, **options, **gated))
         say("")
         print("\n".join(lines_of(reports[-1], lambda token: str(tokenizer.decode([token])))), flush=True)
-    code = max(report.code for report in reports)
     unsteady = any(report.plain_differ for report in reports)
+    differ = unsteady or any(report.equal < report.pairs for report in reports)
+    code = max(int(differ), *(EXITS.index(report.kind) for report in reports))
     told = not unsteady or any(report.kind != EXACT for report in reports)
     print("", *[UNSTEADY] * unsteady, *[ADVICE[code]] * told, sep="\n")
     table = {} if costs is None else dict(zip(costs.lengths, costs.costs, strict=True))

@@ -105,7 +105,8 @@ def measured(subject: Subject, minutes: float, say: Say) -> dict[str, Any]:
                 # One workload, plain and with the default drafts.
                 prompt = list(encode(subject.tokenizer, PROMPTS[part]))
                 ready = Ready(subject, prompt, TOKENS, TEMPERATURES.get(part, 0.0))
-                report["speeds"].append({"workload": part} | compared(ready, ["auto"], LEAST_REPEATS)[0])
+                (row,) = compared(ready, ["auto"], LEAST_REPEATS)
+                report["speeds"].append({"workload": part} | row)
         except Exception as error:
             # A model that fails in one part may manage the others.
             report["left_out"].append(f"{part} ({type(error).__name__}: {str(error)[:80]})")

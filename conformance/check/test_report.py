@@ -14,11 +14,14 @@ import pytest
 
 from conformance import FIXTURE, ROOT
 from conformance.__main__ import main
+from conformance.check.prompts import built_in
 from conformance.tables import line
 
 # Settings of the modules of conformance/check, which need the series, for a quick report.
 SMALL = {"probe.QUICK": (1, 2), "probe.CONTEXTS": (16,), "probe.QUICK_REPEATS": 1, "check.RUNS": 1}
 SMALL |= {"report.TOKENS": 16, "report.BATCHES": (1, 2), "report.LENGTHS": (1, 2), "report.REPEATS": 1}
+SHORT = {"code, short": built_in()["code, short"]}
+SMALL |= {"report.WORKLOADS": ("rename", "quote", "nothing_to_copy"), "report.built_in": lambda: SHORT}
 
 
 def test_a_report_of_the_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +34,7 @@ def test_a_report_of_the_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert report["left_out"] == []
     assert all(each["parity"] and each["plain_tps"] > 0 for each in report["speeds"])
     assert [(each["rows"], each["length"]) for each in report["batch"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert re.search(rf"(?s)\ncheck exact\n.*, {os.cpu_count()} cores, load .* exact, 6 of 6 texts the same \|$", text)
+    assert re.search(rf"(?s)\ncheck exact\n.*, {os.cpu_count()} cores, load .* exact, 3 of 3 texts the same \|$", text)
     # The report does not show whose machine it is.
     for private in (str(FIXTURE.parent), os.environ.get("USER") or "no user", os.uname().nodename):
         assert private not in path.read_text() + text
@@ -39,9 +42,9 @@ def test_a_report_of_the_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from conformance.check.report import COLUMNS, page
 
     # Other text counts in no mean.
-    for each, speed in zip(report["speeds"], (2.0, 8.0, None, None, None, None), strict=True):
+    for each, speed in zip(report["speeds"], (2.0, 8.0, None), strict=True):
         each.update(speed=speed, parity=speed is not None)
-    assert "| 4.00 | 2.00 | exact, 2 of 6 " in "".join(page(report)).splitlines()[-1]
+    assert "| 4.00 | 2.00 | exact, 2 of 3 " in "".join(page(report)).splitlines()[-1]
     assert f"\n{line(COLUMNS)}\n" in (ROOT / "docs" / "benchmarks.md").read_text()
     # A report that is not whole has no line for the table.
     del report["check"]

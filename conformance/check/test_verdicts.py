@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import cache
@@ -33,7 +32,8 @@ from conformance.subjects.inexact import OfAnotherKernel
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 SEEDS = range(8 if FULL else 1)
-FAULTS = {fault.name: fault for name in ("caches", "decoding") for fault in read(FOLDER / f"{name}.toml")}
+FILES = ("architectures", "caches", "decoding")
+FAULTS = {fault.name: fault for name in FILES for fault in read(FOLDER / f"{name}.toml")}
 # Each kind of state, in bf16, or with weights or keys of few bits. Layers of qwen3_next choose experts, and that choice
 # can also have near ties.
 PLANTED = {
@@ -114,10 +114,12 @@ def test_a_fault_is_no_near_tie(family: str, name: str, device: str) -> None:
         assert found.position is not None
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba", "qwen3_next"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text, bf16", "mamba", "qwen3_next"])
 def test_a_near_tie_is_no_fault(family: str) -> None:
-    assert verdict(family, DEVICES["row-identical"], 0).kind == EXACT
-    assert verdict(family, DEVICES["layers"], 0).kind in (EXACT, NEAR_TIE)
+    # A row of a block in bf16 may be a step of the type off where no clean replay is.
+    for seed in range(8 if ", " in family else 1):
+        assert verdict(family, DEVICES["row-identical"], seed).kind in (EXACT, *[NEAR_TIE] * (", " in family))
+    assert verdict(family, DEVICES["layers"], 0).kind != FAULT
     ties, seed = 0, 0
     while ties < LEAST:
         assert seed < 40, "hardly a near tie is met"
@@ -143,25 +145,3 @@ def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
         worst = int(mx.argmin(row).item())
         run.rows[9] = row.at[worst].add(-steps * step_of(row))
         assert (judge(model, task, run, right).kind, steps) == (kind, steps)
-
-
-class AtRandom(Scripted):
-    """Drafts of random lengths, wrong at a random place or nowhere."""
-
-    rng = random.Random(7)
-
-    def propose(self, n_max: int) -> Sequence[int]:
-        self.turn = self.rng.randint(0, n_max)
-        return super().propose(self.rng.randint(0, n_max))
-
-
-def test_drafts_of_any_length_are_no_fault_of_windows_in_bf16() -> None:
-    """A row of a block may be a step of the type off where no clean replay is."""
-    model = precise("gemma3_text, bf16")
-    for seed in range(20 if FULL else 5):
-        rng = random.Random(seed)
-        task = Task(tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 40))), rng.randint(16, 64))
-        right = plain(model, task)
-        script = AtRandom([*task.prompt, *right.tokens])
-        found = judge(model, task, drafted(model, task, script, num_draft_tokens=rng.randint(2, 15)), right)
-        assert found.kind != FAULT, f"seed {seed}: {found.why}"

@@ -40,36 +40,27 @@ def looked_at(base: Path, tree: Path, names: list[str], covered: dict[str, dict[
     """Changed files of a package, with what coverage.py says of them. It knows of files that were never imported."""
     found = []
     for name in names:
-        lines, about = changed_lines(lines_of(base / name) or [], lines_of(tree / name) or []), covered.get(name)
-        if about is None:
+        if (about := covered.get(name)) is None:
             continue
-        # Of a statement coverage.py counts the first line.
-        first = beginnings((tree / name).read_text("utf-8"))
-        lines = {first.get(n, n) for n in lines}
+        after, nodes = lines_of(tree / name) or [], list(ast.walk(ast.parse((tree / name).read_text("utf-8"))))
+        # Of a statement that holds no others, coverage.py counts the first line.
+        alone = (node for node in nodes if isinstance(node, ast.stmt) and not hasattr(node, "body"))
+        first = {n: node.lineno for node in alone for n in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+        # Where lines were deleted, the one that follows counts.
+        spans = difflib.SequenceMatcher(None, lines_of(base / name) or [], after, autojunk=False).get_opcodes()
+        changed = {n + 1 for tag, _, _, i, j in spans if tag != "equal" for n in range(i, max(j, i + 1))}
+        lines = {first.get(n, n) for n in changed}
         if code := lines.intersection(about["executed_lines"] + about["missing_lines"]):
-            makers, never = generators((tree / name).read_text("utf-8")), uncalled(about["functions"], lines)
-            ordered = sorted((0 if one.rpartition(".")[2] in makers else 1 + (one == "main"), one) for one in never)
+            loops = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and makes(node)}
+            never = uncalled(about["functions"], lines)
+            ordered = sorted((0 if one.rpartition(".")[2] in loops else 1 + (one == "main"), one) for one in never)
             found.append(File(name, len(code), len(code.intersection(about["executed_lines"])), ordered))
     return found
 
 
-def changed_lines(before: list[str], after: list[str]) -> set[int]:
-    """The numbers of the lines that are new or changed. Where lines were deleted, the one that follows counts."""
-    spans = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-    return {n + 1 for tag, _, _, i, j in spans if tag != "equal" for n in range(i, max(j, i + 1))}
-
-
-def beginnings(source: str) -> dict[int, int]:
-    """The first line of the statement that a line is in, of statements that hold no others."""
-    statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt))
-    alone = (node for node in statements if not hasattr(node, "body"))
-    return {n: node.lineno for node in alone for n in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-
-
-def generators(source: str) -> set[str]:
-    """The functions of a module that yield."""
-    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
-    return {one.name for one in functions if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(one))}
+def makes(function: ast.FunctionDef) -> bool:
+    """Whether it yields."""
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function))
 
 
 def uncalled(functions: dict[str, dict[str, Any]], lines: set[int]) -> list[str]:
