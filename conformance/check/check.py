@@ -141,8 +141,8 @@ def examine(model: Any, name: str, task: Task, strategy: Callable[[], Any], say:
             continue
         say(f"{what}: clean replays")
         # Runs that are the same share a verdict.
-        same = (one for one in known if one[0].tokens == run.tokens and not any(gaps(rows_of(one[0]), rows_of(run))))
-        known.append(next(same, None) or (run, judge(model, task, run, first, report.floor)))
+        equal = (one for one in known if one[0].tokens == run.tokens and not any(gaps(rows_of(one[0]), rows_of(run))))
+        known.append(next(equal, None) or (run, judge(model, task, run, first, report.floor)))
         report.verdicts[what] = known[-1][1]
         if what != DEPTHS:
             report.pairs += RUNS

@@ -118,7 +118,8 @@ def page(report: dict[str, Any]) -> Iterator[str]:
     about, check = report["about"], report.get("check")
     yield f"# {about['model']} on {about['chip']}, {about['device']}\n"
     yield from (f"{name} {about[name]}" for name in "system cores load mlx mlx-lm python made weights".split())
-    yield f"{about['weights_gb']} GB\ncheck {VERDICTS[check['exit']] if check else 'not asked'}\n"
+    verdict = VERDICTS[check["exit"]] if check else "not asked"
+    yield f"{about['weights_gb']} GB\ncheck {verdict}\n"
     rows = [[one["workload"], *map(one.get, HEADS), "yes" if one["parity"] else "NO"] for one in report["speeds"]]
     yield table(["workload", *HEADS.values(), "same text"], rows)
     if "probe" in report:
@@ -141,7 +142,7 @@ def page(report: dict[str, Any]) -> Iterator[str]:
             geometric_mean(one["plain_tps"] for one in report["speeds"]),
             geometric_mean(speeds) if speeds else None,
             min(speeds, default=None),
-            f"{VERDICTS[check['exit']]}, {len(speeds)} of {len(rows)} texts the same",
+            f"{verdict}, {len(speeds)} of {len(rows)} texts the same",
         ]
         yield f"\nThe line for the table of docs/benchmarks.md:\n\n{table(COLUMNS, [cells])}\n"
 
