@@ -65,11 +65,6 @@ class Problem(pytest.Item):
         pytest.fail(self.sentence, pytrace=False)
 
 
-def stale(one: Expectation, session: pytest.Session) -> Problem:
-    said = f"{one.where}: no test is {one.id}"
-    return Problem.from_parent(session, name=one.where, nodeid=one.where, sentence=said)
-
-
 class Unimportable(pytest.Module):
     """A test file that imports names which this mlx-lm lacks. It counts as one failing test, ``import``."""
 
@@ -115,4 +110,5 @@ class Plugin:
             # Of a file that is there and was not collected nothing is known.
             known = file in files or not (config.rootpath / file).exists()
             if items and known and whole and not covered:
-                items.append(stale(one, items[0].session))
+                said = f"{one.where}: no test is {one.id}"
+                items.append(Problem.from_parent(items[0].session, name=one.where, nodeid=one.where, sentence=said))

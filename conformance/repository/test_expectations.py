@@ -59,15 +59,10 @@ UNIMPORTABLE = ["FAILED test_other.py::import", "ModuleNotFoundError: No module 
         (RIGHT.replace("# Small\n# numbers fail.\n", ""), [], 4, [":4: an expectation needs its reason"]),
         # A file that needs a name which mlx-lm lacks is one test.
         (RIGHT.replace("test_other.py::import\n", ""), [], 1, UNIMPORTABLE),
-        # What another package lacks is an error.
-        (RIGHT, ["unrelated.py"], 2, ["cannot import name 'nothing_like_it'"]),
         # A part of the tests makes no id stale.
-        (RIGHT, ["test_some.py"], 0, []),
         (RIGHT, ["test_some.py::test_it[2]"], 0, []),
-        (RIGHT, ["-k", "2"], 0, []),
-        # What passes is no failure where the file is of another release; any other failure is one.
+        # What passes is no failure where the file is of another release.
         (f"{MORE}test_some.py::test_gone\n", ["-o", "borrowed=1"], 0, ["XPASS test_some.py::test_it[2]"]),
-        (RIGHT.replace("test_some.py::test_it[1]\n", ""), ["-o", "borrowed=1"], 1, ["FAILED test_some.py::test_it[1]"]),
     ],
 )
 def test_what_a_file_expects(
@@ -81,11 +76,7 @@ def test_what_a_file_expects(
     # Other plugins take seconds to start.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(
-        test_some=TESTS,
-        test_other="from mlx_lm.nothing_like_it import drafts",
-        unrelated="from os import nothing_like_it",
-    )
+    pytester.makepyfile(test_some=TESTS, test_other="from mlx_lm.nothing_like_it import drafts")
     (pytester.path / "expected.txt").write_text(expected)
     done = pytester.runpytest_inprocess("-q", "-rfExX", "-p", "no:cacheprovider", *arguments)
     assert done.ret == code
@@ -95,11 +86,9 @@ def test_what_a_file_expects(
 def test_the_nearest_release(tmp_path: Path) -> None:
     for one in ("0.32.1", "0.32.2"):
         (tmp_path / f"{one}-stock.txt").touch()
-    nearer = {"0.32.1": "0.32.1", "0.32.3.dev4": "0.32.2", "0.33.0": "0.32.2", "0.32.2.dev1": "0.32.1"}
-    nearer |= {"0.31.3": "0.32.1", "0": "0.32.1", "0.10.0": "0.32.1"}
-    assert {version: nearest(version, "stock", tmp_path).name for version in nearer} == {
-        version: f"{release}-stock.txt" for version, release in nearer.items()
-    }
+    nearer = {"0.32.1": "0.32.1", "0.33.0": "0.32.2", "0.32.2.dev1": "0.32.1", "0": "0.32.1", "0.100.0": "0.32.2"}
+    for version, release in nearer.items():
+        assert nearest(version, "stock", tmp_path).name == f"{release}-stock.txt", version
 
 
 def wrong(one: Expectation, patched: bool) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ import pytest
 from conformance import ROOT
 from conformance.judging import results
 from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_SHOWN, REFUSED, SKIPPED
-from conformance.scorecard.__main__ import FAILED, NEEDED, PASSED, REST, ROWS, cell, main, read
+from conformance.scorecard.__main__ import FAILED, PASSED, REST, ROWS, main, read
 
 # These tests are about this repository. The installed mlx-lm does not matter.
-pytestmark = pytest.mark.repository
+pytestmark = [pytest.mark.repository, pytest.mark.planted]
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
@@ -40,7 +39,6 @@ def test_marked(record_property):
     record_property("about", "it")
 @pytest.mark.asked("C1 snapshot", promised=False)
 def test_asked(): ask.broken("token 7 is lost", "print(7)", {"a case": "lost"})
-def test_raises(): raise KeyError("no")
 def test_asserts(): assert 1 == 2, "it is wrong\\nand more"
 def test_refused(): ask.refused(ValueError("no"))
 def test_not_offered(): ask.not_offered("it")
@@ -67,7 +65,6 @@ test_other.py::import
 TOLD = {
     "marked": (HOLDS, "", ""),
     "asked": (BROKEN, "token 7 is lost", "print(7)"),
-    "raises": (BROKEN, "KeyError: 'no'", ""),
     "asserts": (BROKEN, "it is wrong", ""),
     "refused": (REFUSED, "ValueError: no", ""),
     "not_offered": (ABSENT, "it", ""),
@@ -80,9 +77,7 @@ TOLD = {
 }
 
 
-@pytest.mark.planted
-@pytest.mark.parametrize("how", [[], ["-p", "xdist", "-n", "2"]], ids=["one process", "two"])
-def test_each_outcome_is_told(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, how: list[str]) -> None:
+def test_each_outcome_is_told(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     # Other plugins take seconds to start.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(CONFTEST)
@@ -91,71 +86,65 @@ def test_each_outcome_is_told(pytester: pytest.Pytester, monkeypatch: pytest.Mon
     folder.mkdir()
     (folder / "test_some.py").write_text(TESTS)
     (pytester.path / "expected.txt").write_text(EXPECTED)
-    pytester.runpytest_inprocess("-p", "no:cacheprovider", *how)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "xdist", "-n", "2")
     told = {test.partition("::test_")[2]: one for test, one in results.read(pytester.path / "stock.jsonl")[1].items()}
     assert {test: (one.outcome, one.said, one.lines) for test, one in told.items() if test} == TOLD
     assert (told["marked"].about, told["asked"].asked, told["asked"].promised) == ("it", "C1 snapshot", False)
     assert told["asked"].cases == {"a case": "lost"}
     assert told["expected"].expected == "Wrong: small numbers."
     run = read(pytester.path / "stock.jsonl")
-    c4 = {FAILED: 5, "wrong": 1, REFUSED: 1, SKIPPED: 3}
+    c4 = {FAILED: 4, "wrong": 1, REFUSED: 1, SKIPPED: 3}
     rows = {row: dict(counts) for row, counts in run.rows.items() if counts}
-    assert rows == {"C1 snapshot": {FAILED: 1}, "C3 exits": {PASSED: 1}, "C4 parity": c4, REST: {NEEDED: 1}}
+    assert rows == {"C1 snapshot": {FAILED: 1}, "C3 exits": {PASSED: 1}, "C4 parity": c4, REST: {ABSENT: 1}}
     assert re.match(r"mlx-lm \S+, mlx \S+, .*[CG]PU, ", run.on)
 
 
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        ({PASSED: 4, NEEDED: 1}, "🟢 all 4 pass"),
-        ({}, "⚪ needs the series"),
-        ({PASSED: 1}, "⚪ 1 of 4 pass; 3 need the series"),
-        ({PASSED: 1, "wrong": 1, NEEDED: 1}, "🟡 1 of 4 pass; 1 wrong, 2 need the series"),
-        ({REFUSED: 1, SKIPPED: 1}, "🟡 0 of 4 pass; 1 refused, 1 skipped, 2 need the series"),
-        ({PASSED: 4, FAILED: 1}, "🔴 4 of 4 pass; 1 failed"),
-    ],
-)
-def test_a_cell_counts_the_tests_of_the_row_with_the_series(told: dict[str, int], said: str) -> None:
-    assert cell(Counter(told), 4) == said
-
-
-def report(folder: Path, name: str, *said: str) -> str:
-    """A file with a test of C4 for each of these: it holds if it says nothing."""
-    lines = [
-        {"test": f"contracts/c4_parity/test_a.py::{i}", "outcome": BROKEN if one else HOLDS, "said": one}
-        for i, one in enumerate(said)
-    ]
+def report(folder: Path, name: str, tests: dict[str, dict[str, str]]) -> str:
+    """A file with the results of tests of C4."""
+    lines = [{"test": f"contracts/c4_parity/test_a.py::{test}", **result} for test, result in tests.items()]
     (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return str(folder / f"{name}.jsonl")
 
 
-@pytest.mark.planted
-def test_what_is_wrong_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+WRONG = {"outcome": BROKEN, "said": "a", "expected": "Wrong: small numbers."}
+ROW = "| C4 parity | the tokens and log probabilities of plain decoding | 🟢 3 | "
+
+
+@pytest.mark.parametrize(
+    ("stock", "says", "shown"),
+    [
+        (
+            {"a": {"outcome": HOLDS}, "b": WRONG},
+            "**As expected**: in patched, stock no tests fail",
+            "🟡 1, 1 wrong, 1 not",
+        ),
+        ({}, "**As expected**: ", "⚪ 0, 3 not offered |"),
+        (
+            {"a": {"outcome": BROKEN, "said": "why"}},
+            "**Not as expected**: stock has 1 failed.",
+            "🔴 0, 1 failed, 2 not",
+        ),
+    ],
+)
+def test_what_is_wrong_comes_first(
+    stock: dict[str, dict[str, str]], says: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     document, page = tmp_path / "releases.md", tmp_path / "page.md"
     document.write_text("a\n<!-- scorecard -->\nold\n<!-- end scorecard -->\nb\n")
-    files = [report(tmp_path, "patched", "", ""), report(tmp_path, "stock", ""), report(tmp_path, "patched-0.1", "")]
-    write = ["--readme", str(document), "--page", str(page)]
-    assert main([*files, *write]) == 0
-    right = "**As expected**: in patched, stock, patched-0.1 no tests fail but those that should."
-    assert capsys.readouterr().out == f"{right}\n"
-    assert page.read_text().splitlines()[2] == right
+    patched = {name: {"outcome": HOLDS} for name in "abc"}
+    files = [report(tmp_path, "patched", patched), report(tmp_path, "stock", stock)]
+    assert main([*files, "--readme", str(document), "--page", str(page)]) == 0
+    assert capsys.readouterr().out.startswith(says)
     text = document.read_text()
-    assert text.startswith("a\n<!-- scorecard -->\n**As expected**: in patched, stock no tests fail but")
-    assert (
-        "| C4 parity | the tokens and log probabilities of plain decoding | 🟢 all 2 pass | ⚪ 1 of 2 pass; 1 n" in text
-    )
+    assert text.startswith(f"a\n<!-- scorecard -->\n{says}")
+    assert ROW + shown in text
     assert text.endswith("<!-- end scorecard -->\nb\n")
-    files[1] = report(tmp_path, "stock", "a < b")
-    assert main([*files, *write]) == 0
-    assert capsys.readouterr().out == "**Not as expected**: stock has 1 failed.\n"
-    assert "stock: 1 failed. a &lt; b</summary><pre>contracts/c4_parity/test_a.py::0</pre>" in page.read_text()
-    document.write_text("no markers")
-    assert main([*files, *write]) == 1
+    assert page.read_text().splitlines()[2].startswith(says)
+    assert ("1 failed. why\n\n    contracts/c4_parity/test_a.py::a\n" in page.read_text()) == ("failed" in says)
 
 
 def test_the_document_has_a_line_of_each_contract() -> None:
     text = (ROOT / "docs" / "releases.md").read_text("utf-8")
     (found,) = re.findall(r"<!-- scorecard -->\n(.*?)<!-- end scorecard -->", text, re.DOTALL)
-    assert found.startswith(("**As expected**: ", "**Not as expected**: "))
     lines = [line.strip("| ").split(" | ")[:2] for line in found.splitlines() if line.startswith("| ")]
     assert lines[2:] == [list(row) for row in ROWS.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,10 +19,7 @@ def test_each_line_names_a_test_and_a_stage() -> None:
         file, _, name = test.partition("::")
         assert since in order(), f"{test}: {since} is no stage"
         assert (ROOT / file).exists(), f"{file} is not there"
-        defined = {
-            node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)
-        }
-        assert not name or name.split("[")[0].split("::")[-1] in defined, f"{test} is not there"
+        assert not name or f"def {name.split('[')[0]}(" in (ROOT / file).read_text(), f"{test} is not there"
     assert len(lines) == sum(1 for line in FILE.read_text().splitlines() if not line.startswith("#")), "a test twice"
 
 
@@ -36,7 +32,6 @@ NODEIDS = ["a/test_a.py::test_w", "a/test_b.py::test_x[1]", "a/test_b.py::test_y
         ("one", "# a head\none a/test_a.py\ntwo a/test_b.py::test_x\n", NODEIDS[:1]),
         ("two", "one a/test_a.py\ntwo a/test_b.py::test_x\n", NODEIDS[:2]),
         ("three", "one a/test_a.py\n", NODEIDS),
-        ("one", "one a/test_b.py::test_x[1]\n", NODEIDS[1:2]),
         # The narrowest line counts.
         ("one", "one a/test_b.py\ntwo a/test_b.py::test_x[1]\n", NODEIDS[2:3]),
     ],

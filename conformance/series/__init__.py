@@ -1,1 +1,1 @@
-"""The patches: check them out, review them, lint them."""
+"""The patches: check them out, run their tests, lint them."""
