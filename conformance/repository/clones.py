@@ -16,15 +16,37 @@ from conformance.series.patches import DEFAULT
 @dataclass
 class Clone:
     root: Path
+    # The commit of its checkout, which ``restore`` goes back to, if it is to have one.
+    made: str = ""
 
     @classmethod
-    def made(cls, root: Path) -> Clone:
+    def at(cls, root: Path, applied: bool = False) -> Clone:
         for name in ("scripts", "patches", "vendor/sdist"):
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("vendor/releases.toml", "tox.ini", "pyproject.toml"):
             shutil.copy(ROOT / name, root / name)
-        (root / "vendor" / ".lock").touch()
-        return cls(root)
+        git(root, "init", "--quiet")
+        git(root, "add", "--all")
+        git(root, "commit", "--quiet", "--message", "as it is")
+        clone = cls(root)
+        if applied:
+            clone.apply()
+            clone.made = clone.git("rev-parse", "HEAD")
+        return clone
+
+    def restore(self) -> None:
+        """Undo what a test did in it and beside it."""
+        git(self.root, "reset", "--quiet", "--hard")
+        git(self.root, "clean", "-ffdxq", *(["--exclude", f"/vendor/{self.checkout.name}"] if self.made else []))
+        for other in self.root.parent.iterdir():
+            if other != self.root:
+                shutil.rmtree(other)
+        if self.made:
+            self.git("checkout", "--quiet", "--force", "-B", "prompt-lookup", self.made)
+            self.git("clean", "-fdxq")
+            for name in self.git("for-each-ref", "--format=%(refname)").split():
+                if name != "refs/heads/prompt-lookup":
+                    self.git("update-ref", "-d", name)
 
     @property
     def env(self) -> dict[str, str]:
@@ -68,13 +90,15 @@ class Clone:
         """The file of a patch, the first one is 1."""
         return self.root / "patches" / list(self.patches())[number - 1]
 
-    def state(self) -> dict[str, bytes]:
-        """All files except those of git, and the state of the checkout in git."""
-        paths = (
-            path for path in self.root.rglob("*") if path.is_file() and not {".git", "__pycache__"} & {*path.parts}
-        )
-        files = {str(path): path.read_bytes() for path in paths}
-        return files | ({"HEAD": self.git("rev-parse", "HEAD").encode()} if self.checkout.exists() else {})
+    def state(self) -> dict[str, int | str]:
+        """When each file was written, except those of git, and the commit of the checkout."""
+        found: dict[str, int | str] = {"HEAD": self.git("rev-parse", "HEAD") if self.checkout.exists() else ""}
+        for folder, names, files in os.walk(self.root):
+            names[:] = [name for name in names if name not in (".git", "__pycache__")]
+            found |= {path: os.stat(path).st_mtime_ns for name in files if (path := f"{folder}/{name}")}
+        # Each script writes it.
+        found.pop(f"{self.root}/vendor/.lock", None)
+        return found
 
 
 def git(where: Path, *args: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,28 +11,25 @@ from conformance.repository.clones import Clone
 NAME = "a path with spaces"
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Clone:
-    """A copy without a checkout."""
-    return Clone.made(tmp_path / NAME)
-
-
 @pytest.fixture(scope="session")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """A copy without a checkout, for commands that change nothing."""
-    return Clone.made(tmp_path_factory.mktemp("untouched") / NAME)
+def clone_once(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    return Clone.at(tmp_path_factory.mktemp("clone") / NAME)
+
+
+@pytest.fixture
+def clone(clone_once: Clone) -> Iterator[Clone]:
+    """A copy without a checkout."""
+    yield clone_once
+    clone_once.restore()
 
 
 @pytest.fixture(scope="session")
 def applied_once(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    made = Clone.made(tmp_path_factory.mktemp("applied") / NAME)
-    made.apply()
-    # Few files are copied sooner than many.
-    made.git("gc", "--quiet")
-    return made
+    return Clone.at(tmp_path_factory.mktemp("applied") / NAME, applied=True)
 
 
 @pytest.fixture
-def applied(applied_once: Clone, tmp_path: Path) -> Clone:
+def applied(applied_once: Clone) -> Iterator[Clone]:
     """A copy with the checkout of the default release, which takes seconds to make."""
-    return Clone(shutil.copytree(applied_once.root, tmp_path / NAME, symlinks=True))
+    yield applied_once
+    applied_once.restore()

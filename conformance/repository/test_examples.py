@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import shlex
 import sys
@@ -46,11 +45,6 @@ def test_the_first_command(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> 
     # How long drafts are depends on what passes cost on this machine.
     assert shown[0] == said[0]
     assert shown[1] == pytest.approx(said[1], abs=0.5)
-
-
-def test_the_json(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    said = json.loads(printed(block(USE, "--draft-type auto --json"), monkeypatch, capsys))
-    assert said["draft"]["accepted"] > 10
 
 
 @pytest.mark.parametrize("page", [USE, DRAFTING])

@@ -50,10 +50,9 @@ def test_a_clone_that_is_the_release_is_clean(applied: Clone, source: Path) -> N
     assert "All patches apply" in said
     assert f"None of {len(applied.patches())} patches conflicts." in said
     checkout = applied.root / "vendor" / f"mlx-lm-{git(source, 'rev-parse', 'HEAD')[:12]}"
-    assert (checkout / "mlx_lm" / "draft" / "loop.py").exists()
     assert git(source, "status", "--porcelain") == ""
     git(source, "fetch", "--quiet", str(checkout), "prompt-lookup:mine")
-    assert len(git(source, "log", "--oneline", "HEAD..mine").splitlines()) == len(applied.patches())
+    assert git(source, "rev-parse", "mine^{tree}") == applied.git("rev-parse", "HEAD^{tree}")
 
 
 def test_a_conflict_is_left_to_be_mended(applied: Clone, source: Path) -> None:
@@ -101,15 +100,4 @@ def test_what_was_mended_for_a_release_becomes_its_patches(applied: Clone) -> No
     toml.write_text(f"{toml.read_text()}\n{lines}\n")
     applied.works("export.sh", "--release", "9.9.9")
     assert [path.name for path in own.glob("*/*")] == [applied.patch(2).name]
-    applied.apply("--release", "9.9.9")
-    # A form that a release no longer needs goes.
-    last = own / list(applied.patches())[-1]
-    last.parent.mkdir()
-    shutil.copy(applied.patch(0), last)
-    (checkout / "LICENSE").write_text("mine")
-    git(checkout, "commit", "--quiet", "--all", "--amend", "--no-edit")
-    assert "2 patches, 1 changed" in applied.works("export.sh", "--release", "9.9.9")
-    git(checkout, "checkout", "HEAD^", "LICENSE")
-    git(checkout, "commit", "--quiet", "--all", "--amend", "--no-edit")
-    assert "1 patches, 1 changed" in applied.works("export.sh", "--release", "9.9.9")
-    assert not last.exists()
+    assert "applied" in applied.apply("--release", "9.9.9")

