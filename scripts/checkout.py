@@ -17,7 +17,7 @@ from pin import PATCHES, Refused, Release, fetch, find_release, patch_name, rele
 
 DATE = "Thu, 1 Jan 2026 00:00:00 +0000"
 IDENTITY = {"NAME": "mlx-lm prompt lookup", "EMAIL": "series@example.org", "DATE": DATE}
-BRANCH = "prompt-lookup"
+BRANCH, STAMP = "prompt-lookup", ".git/prompt-lookup.json"
 IGNORED = "__pycache__/\n*.pyc\n*.egg-info/\nbuild/\ndist/\n.pytest_cache/\n.ruff_cache/\n"
 
 
@@ -35,19 +35,15 @@ def head(where: Path) -> str:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The release and the patches that a checkout was made from. It lies inside the .git directory."""
+    """The release and the patches that a checkout was made from."""
 
     key: str
     base: str
     commit: str
 
-    @staticmethod
-    def path(checkout: Path) -> Path:
-        return checkout / ".git" / "prompt-lookup.json"
-
     @classmethod
     def read(cls, checkout: Path) -> Stamp | None:
-        path = cls.path(checkout)
+        path = checkout / STAMP
         return cls(**json.loads(path.read_text())) if path.exists() else None
 
 
@@ -59,14 +55,11 @@ def is_as_made(checkout: Path, key: str) -> bool:
 
 def place(fresh: Path, checkout: Path, stamp: Stamp) -> None:
     """Move a new checkout into the place of an older one."""
-    Stamp.path(fresh).write_text(json.dumps(asdict(stamp), indent=2) + "\n")
+    (fresh / STAMP).write_text(json.dumps(asdict(stamp), indent=2) + "\n")
     if checkout.exists():
         os.rename(checkout, fresh.with_name("old"))
     os.rename(fresh, checkout)
-
-
-def identify(checkout: Path) -> None:
-    """Give a checkout the identity of the series, for commits that somebody makes there."""
+    # For commits that somebody makes there.
     for key in ("name", "email"):
         git(checkout, "config", f"user.{key}", IDENTITY[key.upper()])
 
@@ -86,7 +79,6 @@ def import_release(release: Release, into: Path) -> str:
     os.rename(into.parent / f"mlx_lm-{release.version}", into)
     git(into, "init", "--quiet", f"--initial-branch={BRANCH}")
     (into / ".git" / "info" / "exclude").write_text(IGNORED)
-    identify(into)
     git(into, "add", "--all", "--force")
     git(into, "commit", "--quiet", "--message", f"mlx-lm {release.version}\n\nThe sdist, sha256 {release.sha256}")
     return head(into)

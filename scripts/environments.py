@@ -16,14 +16,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
 
 from checkout import Stamp, git, head
 from pin import VENDOR, Refused, ended, find_release, make_venv, of_this_python, pip_command, releases, run, temporary
 
-JUDGED = VENDOR / "judged"
 # What an environment has, in it.
 STAMP = ".prompt-lookup.json"
 # The suite needs these packages to ask.
@@ -76,11 +74,11 @@ def build_wheel(where: Path, commit: str, label: str = "") -> Path:
 def pip_install(python: Path, source: str, *needs: str) -> None:
     """Install mlx-lm of a version ("==0.32.2"), or from the URL of a wheel ("@ URL"), and what it needs."""
     pip: list[str | Path] = [python, "-m", "pip", *QUIET]
-    # Somebody who waits for it sees how far it is.
-    shown = sys.stdout.isatty()
     if source.startswith("@"):
         # Two trees can have the same version. pip would keep the old one.
         run(*pip, "uninstall", "--yes", "mlx-lm")
+    # Somebody who waits for it sees how far it is.
+    shown = sys.stdout.isatty()
     run(*pip, *["--verbose"] * shown, "install", f"mlx-lm{mlx_extra()} {source}", *needs, shown=shown)
 
 
@@ -100,22 +98,6 @@ def install(venv: Path, wanted: object, name: str, *source: str) -> None:
     (venv / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")
 
 
-@dataclass(frozen=True)
-class Environment:
-    """A venv below vendor/judged with a tree and mlx. It is kept."""
-
-    folder: Path
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "venv" / "bin" / "python"
-
-    @property
-    def package(self) -> Path:
-        """The installed files of mlx_lm."""
-        return next((self.folder / "venv" / "lib").glob("python*/site-packages/mlx_lm"))
-
-
 def source(name: str) -> str:
     """What pip installs a release from, a tree in its current state, or a commit of a clone."""
     if RELEASE.fullmatch(name):
@@ -127,15 +109,15 @@ def source(name: str) -> str:
 
 
 @contextmanager
-def environment(name: str) -> Iterator[Environment]:
-    """Make or update an environment with a tree. It stays as it is until the end of the block."""
+def environment(name: str) -> Iterator[Path]:
+    """Make or update a folder with a venv with a tree. It stays as it is until the end of the block."""
     where, ref = _place(name)
     identity = name if RELEASE.fullmatch(name) else f"{where}@{ref}"
     short = re.sub(r"[^\w.]+", "-", name).strip("-.")[-40:]
-    at = Environment(JUDGED / f"{short}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}")
-    venv, wanted = at.folder / "venv", {"source": source(name), "extra": mlx_extra(), "needs": list(NEEDS)}
-    at.folder.mkdir(parents=True, exist_ok=True)
-    with (at.folder / "lock").open("w") as lock:
+    at = VENDOR / "judged" / f"{short}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    venv, wanted = at / "venv", {"source": source(name), "extra": mlx_extra(), "needs": list(NEEDS)}
+    at.mkdir(parents=True, exist_ok=True)
+    with (at / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         if not installed(venv, wanted):
             # Another judge may install it, or use what is there.

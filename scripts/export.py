@@ -14,20 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkout import DATE, Stamp, git, head, lend_default, series_key
-from pin import (
-    PATCHES,
-    SERIES,
-    Refused,
-    Release,
-    alone,
-    command_for,
-    ended,
-    find_release,
-    parser,
-    patch_files,
-    stage_of,
-    temporary,
-)
+from pin import PATCHES, Refused, Release, alone, command_for, ended, find_release, parser, patch_files, temporary
 
 BEGIN, END = "<!-- made by scripts/export.sh -->\n", "<!-- to here -->\n"
 STABLE = (
@@ -40,6 +27,7 @@ STABLE = (
 class Patch:
     """What a commit of a checkout says of itself."""
 
+    stage: str
     # Its line of the series.
     name: str
     title: str
@@ -61,7 +49,7 @@ def read(checkout: Path, base: str) -> list[Patch]:
         for key, value in (("Stage: NAME", stage), ("Drop-when: ...", drop_when)):
             if not value:
                 raise Refused(f"the commit of {file} has no line '{key}' at the end of its message.")
-        name, stages = f"{stage}/{file}", [stage_of(patch.name) for patch in found]
+        name, stages = f"{stage}/{file}", [patch.stage for patch in found]
         if name in [patch.name for patch in found]:
             raise Refused(f"two commits are called {name}.")
         if stage in stages and stage != stages[-1]:
@@ -70,15 +58,15 @@ def read(checkout: Path, base: str) -> list[Patch]:
         of_tests = {path: n for path, n in added.items() if path.startswith("tests/")}
         tests = [path.removeprefix("tests/") for path in of_tests if re.match(r"tests/test_\w+\.py", path)]
         lines, lines_of_tests = sum(added.values()), sum(of_tests.values())
-        found.append(Patch(name, title, drop_when, tests, lines - lines_of_tests, lines_of_tests))
+        found.append(Patch(stage, name, title, drop_when, tests, lines - lines_of_tests, lines_of_tests))
     return found
 
 
 def table(patches: list[Patch]) -> str:
     """A section for each stage."""
     lines = []
-    for stage in dict.fromkeys(stage_of(patch.name) for patch in patches):
-        of_it = [patch for patch in patches if stage_of(patch.name) == stage]
+    for stage in dict.fromkeys(patch.stage for patch in patches):
+        of_it = [patch for patch in patches if patch.stage == stage]
         lines += [f"## [{stage}]({stage}/README.md)", ""]
         lines += [f"{len(of_it)} patches, {sum(patch.added for patch in of_it)} added lines of code.", ""]
         lines += ["| Patch | Lines | Tests | Can be dropped when |", "| --- | --- | --- | --- |"]
@@ -125,9 +113,12 @@ def common(checkout: Path, base: str, patches: list[Patch]) -> set[str]:
 
 
 def export(release: Release, check: bool) -> int:
-    checkout, folder, series = release.checkout, release.patches, SERIES.read_text().split()
-    stamp = Stamp.read(checkout)
-    if stamp is None:
+    checkout, folder, series = (
+        release.checkout,
+        release.patches,
+        {f"{path.parent.name}/{path.name}" for path in patch_files()},
+    )
+    if (stamp := Stamp.read(checkout)) is None:
         raise Refused(f"{checkout} is not there; scripts/apply.sh makes it.")
     if git(checkout, "status", "--porcelain").stdout:
         raise Refused(f"{checkout} has uncommitted changes; commit them first.")
@@ -142,7 +133,7 @@ def export(release: Release, check: bool) -> int:
             f"the checkout has {len(names)} commits, patches/ {len(series)} patches. Apply the others with "
             "git am --3way, or delete the patch files that are to go, and their lines in patches/series."
         )
-    if folder != PATCHES and (new := set(names) - set(series)):
+    if folder != PATCHES and (new := set(names) - series):
         raise Refused(f"{', '.join(sorted(new))}: a release has no patches of its own, only other forms of them.")
     changed = changes(checkout, stamp.base, folder)
     if check and changed:

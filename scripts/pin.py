@@ -21,8 +21,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENDOR, PATCHES, VENV = ROOT / "vendor", ROOT / "patches", ROOT / ".venv"
-# The patches in order, a line each: the folder of a stage and the file in it.
-SERIES = PATCHES / "series"
 # How git, tar and pip name what is wrong with a disk and not with what they were asked to do.
 DISK = re.compile(r"No space left on device|Out of diskspace|Disk quota exceeded|Read-only file system")
 # Messages of pip without a network, or when it may not use one.
@@ -115,18 +113,14 @@ def command_for(script: str, folder: Path) -> str:
 
 def patch_files(version: str = "", stage: str | None = None) -> list[Path]:
     """The patches in order, up to the end of a stage. A release can have its own form of a patch."""
-    names = SERIES.read_text().split()
-    stages = list(dict.fromkeys(stage_of(name) for name in names))
+    names = (PATCHES / "series").read_text().split()
+    stages = list(dict.fromkeys(name.split("/")[0] for name in names))
     if stage is not None and stage not in stages:
         raise Refused(f"--stage {stage}: the stages are {', '.join(stages)}.")
     kept = stages[: stages.index(stage) + 1] if stage else stages
     own = PATCHES / version
-    return [own / name if (own / name).exists() else PATCHES / name for name in names if stage_of(name) in kept]
-
-
-def stage_of(name: str) -> str:
-    """The stage of a patch, by its line of the series."""
-    return name.split("/")[0]
+    kept_names = [name for name in names if name.split("/")[0] in kept]
+    return [own / name if (own / name).exists() else PATCHES / name for name in kept_names]
 
 
 def patch_name(patch: Path) -> str:
@@ -138,9 +132,8 @@ def fetch(release: Release) -> Release:
     """Download the sdist unless it is there. Returns the release with the hash of the file, which is the pinned one."""
     if not release.sdist.exists():
         print(f"downloading mlx-lm {release.version}", flush=True)
-        what = f"the sdist of mlx-lm {release.version}"
         with temporary("fetch") as scratch:
-            download(scratch, what, f"mlx-lm=={release.version}", release.sha256, "--no-binary")
+            download(scratch, f"mlx-lm=={release.version}", release.sha256, "--no-binary")
             release.sdist.parent.mkdir(exist_ok=True)
             os.replace(scratch / release.sdist.name, release.sdist)
     found = hashlib.sha256(release.sdist.read_bytes()).hexdigest()
@@ -152,7 +145,7 @@ def fetch(release: Release) -> Release:
     return replace(release, sha256=found)
 
 
-def download(into: Path, what: str, requirement: str, sha256: str, kind: str) -> None:
+def download(into: Path, requirement: str, sha256: str, kind: str) -> None:
     """Download a file of the package index with pip, which checks its hash, if there is one."""
     wanted = into / "requirements.txt"
     wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n" if sha256 else requirement)
@@ -165,7 +158,7 @@ def download(into: Path, what: str, requirement: str, sha256: str, kind: str) ->
             why = "on the package index does not have the pinned sha256."
         elif "No matching distribution" in done.stderr and not OFFLINE.search(done.stderr):
             why = "is not on the package index."
-        raise Refused(f"{what} {why} Nothing was changed.")
+        raise Refused(f"{requirement} {why} Nothing was changed.")
 
 
 def pip_command(scratch: Path) -> list[str | Path]:

@@ -1,22 +1,20 @@
 #!/usr/bin/env bash
-# usage: scripts/scorecard.sh [-h] [--render | ENVIRONMENT...]
+# usage: scripts/scorecard.sh [-h] [ENVIRONMENT...]
 #
-# Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md and a page with every
-# run and every test that did not pass, .tox/scorecards/README.md. The results of other environments stay as they are.
+# Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md and a list of all tests that
+# did not pass, .tox/scorecards/README.md. The results of other environments stay as they are.
 #
 #   scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: an hour
 #   scripts/scorecard.sh patched stock    the default release
-#   scripts/scorecard.sh --render         run nothing: use the files in .tox/scorecards
 . "$(dirname -- "$(realpath -- "$0")")/shared.sh"
 help_asked "$@"
 cd -- "$here/.."
 status=0
-case "${1-}" in
-  --render) ;;
-  -*) usage >&2; exit 2 ;;
-  "") "$here/tox.sh" -m matrix || status=$?; "$here/tox.sh" -e selftest || status=$? ;;
-  *) "$here/tox.sh" -e "$(IFS=, && echo "$*")" || status=$? ;;
-esac
+if [ $# = 0 ]; then
+  "$here/tox.sh" -m matrix || status=$?
+  set -- selftest
+fi
+"$here/tox.sh" -e "$(IFS=, && echo "$*")" || status=$?
 shopt -s nullglob
 results=(.tox/scorecards/{patched,stock,selftest}*.jsonl)
 # In the bash of macOS an empty array is no variable that is set.

@@ -247,7 +247,7 @@ def test_the_demo_does_what_it_says(monkeypatch: pytest.MonkeyPatch, capfd: pyte
 
 def test_a_model_that_is_there_is_not_made_again(clone: Clone) -> None:
     (clone.root / "vendor" / "smollm2").mkdir()
-    program(clone.root / ".venv" / "bin" / "mlx_lm.generate", "")
+    program(clone.root / ".venv" / "bin" / "mlx_lm.chat", "")
     assert "already there: SmolLM2-135M-Instruct" in clone.works("model.sh", PIP_NO_INDEX="1")
 
 
