@@ -42,8 +42,9 @@ def show() -> int:
     demo = [".venv/bin/mlx_lm.generate", *DEMO]
     print(shlex.join(demo), flush=True)
     if not (code := subprocess.run(demo, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode):
-        script = os.path.relpath(ROOT / "scripts" / "model.sh")
-        print(f"\nnext: {script} makes a real model to talk to (93 MB to download)")
+        print(
+            f"\nnext: {os.path.relpath(ROOT / 'scripts' / 'model.sh')} makes a real model to talk to (93 MB to download)"
+        )
     return code
 
 
@@ -72,10 +73,8 @@ def main() -> int:
         install(VENV, wanted, f"mlx-lm{extra} {label}", f"@ {wheel.as_uri()}")
         print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}")
         print(f"the wheel: {os.path.relpath(wheel)}\n", flush=True)
-    if args.stage:
-        # A stage may come before the option of the demo.
-        return 0
-    return show()
+    # A stage may come before the option of the demo.
+    return 0 if args.stage else show()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Make the git checkout of a release: import the sdist and apply the patches.
+"""Make the git checkout of a release, from its sdist and the patches: the same commit on every machine.
 
-The same release and the same patches give the same commit on every machine: names, addresses and dates are fixed, and
-git does not read the user's configuration.
+Names, addresses and dates are fixed, and git does not read the user's configuration.
 """
 
 from __future__ import annotations
@@ -110,8 +109,6 @@ def make_checkout(release: Release, patches: list[Path], key: str) -> None:
         if release != find_release(None):
             lend_default(fresh, [PATCHES / patch_name(patch) for patch in patches], scratch)
         applied, said = am(fresh, patches)
-        for number, patch in enumerate(patches[: applied + 1], 1):
-            print(f"applying {patch_name(patch)} ({number}/{len(patches)})", flush=True)
         if applied < len(patches):
             lines = "".join(f"  {line}\n" for line in said.splitlines() if line.startswith(("error: ", "CONFLICT")))
             raise Refused(

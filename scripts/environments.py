@@ -27,8 +27,6 @@ STAMP = ".prompt-lookup.json"
 # The suite needs these packages to ask.
 NEEDS = ("coverage>=7.10", "hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3.6", "requests")
 RELEASE = re.compile(r"\d+(\.\d+)+\w*")
-# The address of a remote whose main branch is that of upstream.
-UPSTREAM = "ml-explore/mlx-lm"
 IGNORED = (".git", ".venv", "venv", "build", "dist", "__pycache__", "*.egg-info", ".tox")
 QUIET = ("--quiet", "--disable-pip-version-check")
 
@@ -129,12 +127,14 @@ def environment(name: str) -> Iterator[Path]:
 
 
 def base_of(name: str, upstream: Path | None = None) -> str:
-    """The tree that another one is compared with: where a branch began, or the release before.
-
-    With a clone of upstream, it is the newest commit that this clone has too.
-    """
+    """Where a branch began, or the release before. With a clone of upstream, the newest commit that this has too."""
     if RELEASE.fullmatch(name):
-        return _release_before(name)
+        with temporary("before") as scratch:
+            pip = [*pip_command(scratch), "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+            done = run(*pip, "--report", "-", f"mlx-lm<{name}", check=False)
+        if done.returncode:
+            raise Refused(f"no release before {name} was found on the package index: --base names one.")
+        return str(json.loads(done.stdout)["install"][0]["metadata"]["version"])
     where, ref = _place(name)
     release = version_of(where) if version_of(where) != "0" else releases()[1]
     if git(where, "rev-parse", "--show-toplevel", check=False).stdout.strip() != str(where):
@@ -160,17 +160,8 @@ def _mains(where: Path) -> list[str]:
     names = git(where, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes").stdout.split()
     mains = [name for name in names if name.rpartition("/")[2] == "main"]
     urls = [line.split() for line in git(where, "remote", "--verbose").stdout.splitlines()]
-    followed = {name for name, url, _ in urls if name == "upstream" or UPSTREAM in url}
+    followed = {name for name, url, _ in urls if name == "upstream" or "ml-explore/mlx-lm" in url}
     return [name for name in mains if name.partition("/")[0] in followed] or mains
-
-
-def _release_before(version: str) -> str:
-    with temporary("before") as scratch:
-        pip = [*pip_command(scratch), "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
-        done = run(*pip, "--report", "-", f"mlx-lm<{version}", check=False)
-    if done.returncode:
-        raise Refused(f"no release before {version} was found on the package index: --base names one.")
-    return str(json.loads(done.stdout)["install"][0]["metadata"]["version"])
 
 
 def _place(name: str) -> tuple[Path, str]:
@@ -193,14 +184,14 @@ def version_of(tree: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group()
+    options = argparse.ArgumentParser(description=__doc__)
+    what = options.add_mutually_exclusive_group()
     what.add_argument("--release", help="a release of vendor/releases.toml (default: the one it names)")
     what.add_argument("--checkout", type=lambda name: Path(name).resolve(), help="a checkout that scripts/port.sh made")
     what.add_argument("--tree", help="a release, a directory or DIRECTORY@REF as it is")
-    parser.add_argument("--stock", action="store_true", help="the release as it is, without the series")
-    parser.add_argument("--lowest-mlx", action="store_true", help="with the oldest mlx that the release allows")
-    args = parser.parse_args()
+    options.add_argument("--stock", action="store_true", help="the release as it is, without the series")
+    options.add_argument("--lowest-mlx", action="store_true", help="with the oldest mlx that the release allows")
+    args = options.parse_args()
     python = Path(sys.executable)
     if args.tree:
         pip_install(python, source(args.tree))

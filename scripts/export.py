@@ -67,8 +67,8 @@ def table(patches: list[Patch]) -> str:
     lines = []
     for stage in dict.fromkeys(patch.stage for patch in patches):
         of_it = [patch for patch in patches if patch.stage == stage]
-        lines += [f"## [{stage}]({stage}/README.md)", ""]
-        lines += [f"{len(of_it)} patches, {sum(patch.added for patch in of_it)} added lines of code.", ""]
+        said = f"{len(of_it)} patches, {sum(patch.added for patch in of_it)} added lines of code."
+        lines += [f"## [{stage}]({stage}/README.md)", "", said, ""]
         lines += ["| Patch | Lines | Tests | Can be dropped when |", "| --- | --- | --- | --- |"]
         lines += [f"| [{p.title}]({p.name}) | {p.added} | {', '.join(p.tests)} | {p.drop_when} |" for p in of_it] + [""]
     return "\n".join(lines)
@@ -112,12 +112,10 @@ def common(checkout: Path, base: str, patches: list[Patch]) -> set[str]:
     return found
 
 
+@alone()
 def export(release: Release, check: bool) -> int:
-    checkout, folder, series = (
-        release.checkout,
-        release.patches,
-        {f"{path.parent.name}/{path.name}" for path in patch_files()},
-    )
+    checkout, folder = release.checkout, release.patches
+    series = {f"{path.parent.name}/{path.name}" for path in patch_files()}
     if (stamp := Stamp.read(checkout)) is None:
         raise Refused(f"{checkout} is not there; scripts/apply.sh makes it.")
     if git(checkout, "status", "--porcelain").stdout:
@@ -150,14 +148,9 @@ def export(release: Release, check: bool) -> int:
     return 0
 
 
-def main() -> int:
+if __name__ == "__main__":
     options = parser("export.sh", __doc__)
     options.add_argument("--release", metavar="V", help="a release of vendor/releases.toml (default: the one it names)")
     options.add_argument("--check", action="store_true", help="write nothing; exit 1 if patches/ would change")
     args = options.parse_args()
-    with alone():
-        return export(find_release(args.release), args.check)
-
-
-if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(ended(lambda: export(find_release(args.release), args.check)))
