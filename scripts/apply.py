@@ -42,9 +42,8 @@ def show() -> int:
     demo = [".venv/bin/mlx_lm.generate", *DEMO]
     print(shlex.join(demo), flush=True)
     if not (code := subprocess.run(demo, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode):
-        print(
-            f"\nnext: {os.path.relpath(ROOT / 'scripts' / 'model.sh')} makes a real model to talk to (93 MB to download)"
-        )
+        model = os.path.relpath(ROOT / "scripts" / "model.sh")
+        print(f"\nnext: {model} makes a real model to talk to (93 MB to download)")
     return code
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from conformance import ROOT
 from conformance.series.patches import DEFAULT
 
+# The first two stages. All patches take longer to apply.
+FEW = 43
+
 
 @dataclass
 class Clone:
@@ -20,18 +23,24 @@ class Clone:
     made: str = ""
 
     @classmethod
-    def at(cls, root: Path, applied: bool = False) -> Clone:
+    def at(cls, root: Path, source: Path = ROOT, patches: int | None = FEW, applied: bool = False) -> Clone:
+        """A copy with the first patches, with a checkout if they are to be applied."""
         for name in ("scripts", "patches", "vendor/sdist"):
-            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("vendor/releases.toml", "tox.ini", "pyproject.toml"):
-            shutil.copy(ROOT / name, root / name)
-        git(root, "init", "--quiet")
-        git(root, "add", "--all")
-        git(root, "commit", "--quiet", "--message", "as it is")
-        clone = cls(root)
+            shutil.copy(source / name, root / name)
+        series, clone = root / "patches" / "series", cls(root)
+        names = series.read_text().split()
+        series.write_text("".join(f"{name}\n" for name in names[:patches]))
+        for name in names[len(names[:patches]) :]:
+            (root / "patches" / name).unlink()
         if applied:
             clone.apply()
+            clone.works("export.sh")
             clone.made = clone.git("rev-parse", "HEAD")
+        git(root, "init", "--quiet")
+        git(root, "add", "scripts", "patches", "vendor/sdist", "vendor/releases.toml", "tox.ini", "pyproject.toml")
+        git(root, "commit", "--quiet", "--message", "as it is")
         return clone
 
     def restore(self) -> None:

@@ -12,8 +12,13 @@ NAME = "a path with spaces"
 
 
 @pytest.fixture(scope="session")
-def clone_once(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    return Clone.at(tmp_path_factory.mktemp("clone") / NAME)
+def applied_once(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    return Clone.at(tmp_path_factory.mktemp("applied") / NAME, applied=True)
+
+
+@pytest.fixture(scope="session")
+def clone_once(applied_once: Clone, tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    return Clone.at(tmp_path_factory.mktemp("clone") / NAME, applied_once.root)
 
 
 @pytest.fixture
@@ -21,11 +26,6 @@ def clone(clone_once: Clone) -> Iterator[Clone]:
     """A copy without a checkout."""
     yield clone_once
     clone_once.restore()
-
-
-@pytest.fixture(scope="session")
-def applied_once(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    return Clone.at(tmp_path_factory.mktemp("applied") / NAME, applied=True)
 
 
 @pytest.fixture

@@ -25,25 +25,17 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_links_of_a_document_lead_somewhere(name: str) -> None:
-    for link in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", without_code((ROOT / name).read_text())):
+def test_what_a_document_links_to_and_names_is_there(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for link in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", without_code(text)):
         file, _, anchor = link.partition("#")
         target = ((ROOT / name).parent / file).resolve() if file else ROOT / name
         assert target.exists(), f"{link} leads nowhere"
         assert not anchor or anchor in anchors(target.read_text()), f"{link}: there is no such heading"
-
-
-# Paths and modules, also in examples.
-PATHS = re.compile(r"(?<![\w/.-])((?:conformance|scripts|docs)/[\w/.-]*\w)")
-MODULES = re.compile(r"python -m (conformance[\w.]*)")
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_what_a_document_names_is_there(name: str) -> None:
-    text = (ROOT / name).read_text()
-    for path in PATHS.findall(text):
+    # Paths and modules, also in examples.
+    for path in re.findall(r"(?<![\w/.-])((?:conformance|scripts|docs)/[\w/.-]*\w)", text):
         assert (ROOT / path).exists(), f"{path} is not there"
-    for module in MODULES.findall(text):
+    for module in re.findall(r"python -m (conformance[\w.]*)", text):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{module} cannot be run"
 

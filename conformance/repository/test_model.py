@@ -10,7 +10,6 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 
-from conformance.smollm2 import MODELS, NotMade, path_of
 from conformance.smollm2 import convert as conversion
 
 pytestmark = pytest.mark.repository
@@ -60,12 +59,3 @@ def test_a_file_of_llama_cpp_becomes_a_model(
     assert tokenizer.eos_token_ids == {2}
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "an"}], tokenize=False)
     assert prompt == "an<|im_end|>"
-
-
-def test_a_model_that_is_not_there_names_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert path_of("mlx-community/other") == "mlx-community/other"
-    monkeypatch.setitem(MODELS, "smollm2-4bit", tmp_path / "none")
-    with pytest.raises(NotMade, match=r"scripts/model\.sh --4bit makes it"):
-        path_of("smollm2-4bit")
-    monkeypatch.setitem(MODELS, "smollm2", tmp_path)
-    assert path_of("smollm2") == str(tmp_path)

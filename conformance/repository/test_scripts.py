@@ -14,7 +14,6 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import Mock
 
 import apply
 import pin
@@ -22,6 +21,7 @@ import pytest
 
 from conformance import ROOT
 from conformance.repository.clones import Clone, git
+from conformance.repository.conftest import NAME
 from conformance.series.patches import DEFAULT, RELEASES
 
 # About this repository, whatever mlx-lm is installed.
@@ -101,7 +101,7 @@ OLD = r"no Python 3\.11 or newer: (/no|false)\. Name one with PYTHON="
 USAGE = r"scripts/review\.sh \[-h\] N"
 REFUSED = [
     Case(f"{APPLY} --release 0.1.0", r"mlx-lm 0\.1\.0 is not pinned; vendor/releases\.toml has "),
-    Case(f"{APPLY} --stage nosuch", "--stage nosuch: the stages are fixes, caches, core"),
+    Case(f"{APPLY} --stage nosuch", "--stage nosuch: the stages are fixes, caches"),
     Case(APPLY, r"has sha256 \w+, vendor/releases\.toml has 1af8a92f.* delete it and run this again", damaged),
     Case(APPLY, "does not have the pinned sha256. Nothing was changed", repinned),
     Case(APPLY, r"could not be downloaded .*network", lambda clone: shutil.rmtree(clone.root / "vendor" / "sdist")),
@@ -167,8 +167,9 @@ def test_round_trip_is_byte_for_byte(clone: Clone, applied_once: Clone, tmp_path
 
 
 @pytest.mark.parametrize("version", [version for version in RELEASES if version != DEFAULT])
-def test_the_series_serves_each_release(applied: Clone, version: str) -> None:
-    """A release can have its own forms of patches, but no patches of its own."""
+def test_the_series_serves_each_release(version: str, tmp_path: Path) -> None:
+    """All patches apply. A release can have its own forms of patches, but no patches of its own."""
+    applied = Clone.at(tmp_path / NAME, patches=None, applied=True)
     release, checkout = ("--release", version), applied.root / "vendor" / f"mlx-lm-{version}"
     applied.apply(*release)
     assert "unchanged" in applied.works("export.sh", *release)
@@ -216,13 +217,6 @@ def test_killed_at_any_point_leaves_nothing_half_patched(clone: Clone) -> None:
     assert not list((clone.root / "vendor").glob(".tmp-*"))
 
 
-def test_what_stops_a_script_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert pin.ended(Mock(side_effect=PermissionError(13, "Permission denied", "vendor"))) == 1
-    assert capsys.readouterr().err == "error: Permission denied: vendor\n"
-    assert pin.ended(Mock(side_effect=KeyboardInterrupt())) == 130
-    assert capsys.readouterr().err == "\nerror: stopped. Nothing is left half done: run the same command again.\n"
-
-
 def test_a_venv_of_another_python_is_not_used(tmp_path: Path) -> None:
     venv.create(tmp_path)
     config = tmp_path / "pyvenv.cfg"
@@ -242,12 +236,6 @@ def test_the_demo_does_what_it_says(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert apply.show() == 0
     shown = r"(?s)count \+= n.*\nDrafting: .*\nnext: (\.\./)*scripts/model\.sh makes a real model"
     assert re.search(shown, capfd.readouterr().out)
-
-
-def test_a_model_that_is_there_is_not_made_again(clone: Clone) -> None:
-    (clone.root / "vendor" / "smollm2").mkdir()
-    program(clone.root / ".venv" / "bin" / "mlx_lm.chat", "")
-    assert "already there: SmolLM2-135M-Instruct" in clone.works("model.sh", PIP_NO_INDEX="1")
 
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if path.name not in ("shared.sh", "tox.sh"))
@@ -272,18 +260,3 @@ def test_a_path_with_spaces_is_one_word_of_a_command_of_tox(clone: Clone) -> Non
     assert not [word for word in words if word.endswith(str(clone.root).split()[0])]
     # pytest treats an option that it does not know yet as a file if it has a space.
     assert not [word for word in words if word.startswith("-") and str(clone.root) in word]
-
-
-def test_a_scorecard_shows_this_run_beside_the_older_ones(clone: Clone) -> None:
-    """Where nothing ran, nothing is written. What a stage left is no run of the whole suite."""
-    folder = clone.root / ".tox" / "scorecards"
-    _, python = (program(clone.root / ".venv-tox" / "bin" / name, "exit 1\n") for name in ("tox", "python"))
-    shown = program(clone.root / "shown", 'echo "$@"\n')
-    assert "error: no environment ran" in clone.run("scorecard.sh", "patched", PYTHON=str(shown)).stderr
-    program(python, "cd .tox/scorecards && touch patched.jsonl stage.jsonl\nexit 1\n")
-    folder.mkdir(parents=True)
-    (folder / "stock.jsonl").touch()
-    done = clone.run("scorecard.sh", "patched", PYTHON=str(shown))
-    assert done.returncode == 1
-    results = ".tox/scorecards/patched.jsonl .tox/scorecards/stock.jsonl"
-    assert f"-m conformance.scorecard {results} --page .tox/scorecards/README.md" in done.stdout

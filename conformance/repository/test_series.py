@@ -17,7 +17,7 @@ from export import read
 
 from conformance import ROOT
 from conformance.repository.clones import git
-from conformance.series.patches import PATCHES, RELEASES, checkout, commits, name_of, own_tests
+from conformance.series.patches import PATCHES, checkout, commits, name_of, own_tests
 from conformance.series.stand_in import with_model
 from conformance.series.trees import FAIL_ON_STOCK, run_tests
 from conformance.stages.plugin import order
@@ -25,8 +25,6 @@ from conformance.stages.plugin import order
 pytestmark = pytest.mark.patched_source
 # The most lines of code that a patch may add, without its tests: nobody reads more.
 MAX_PATCH = 250
-# With more forms of patches of its own, a release would no longer be served by the one series.
-MAX_VARIANTS = 6
 # What a cover letter says, each below its heading.
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in FAIL_ON_STOCK)
@@ -59,17 +57,6 @@ def test_a_patch_says_why_and_carries_a_test(patch: Path) -> None:
 def test_a_stage_has_a_cover_letter(stage: str) -> None:
     letter = (ROOT / "patches" / stage / "README.md").read_text()
     assert re.findall(r"^## (.+)$", letter, re.MULTILINE) == HEADINGS
-
-
-def test_variants_are_few_and_of_patches() -> None:
-    """A release has its own form of a patch in patches/RELEASE."""
-    for folder in (path for path in (ROOT / "patches").iterdir() if path.is_dir() and path.name not in order()):
-        variants = {name_of(path): path for path in folder.glob("*/*")}
-        assert folder.name in RELEASES, f"patches/{folder.name} is no stage and no release"
-        assert len(variants) <= MAX_VARIANTS, f"{folder.name} has {len(variants)} variants, {MAX_VARIANTS} at most"
-        for name, variant in variants.items():
-            assert name in NAMES, f"{variant} is a variant of no patch"
-            assert parts(variant)[1] == parts(PATCHES[NAMES.index(name)])[1], f"{variant} says what its patch does not"
 
 
 def sizes() -> dict[str, tuple[int, int]]:
