@@ -1,7 +1,6 @@
 """Each program of conformance/upstream/faults.toml shows its fault on the stock release, but not with the series.
 
-If the output differs, the release has no such fault or the program is wrong, and the test fails. If docs/upstream.md
-names a patch for the fault, the program must print something else with the series, and else the same.
+If docs/upstream.md names a patch for the fault, the program must print something else with the series, else the same.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from conformance import FIXTURE, ROOT
+from conformance.oracle.profiles import FULL
 from conformance.series.patches import RELEASES, checkout, commits, unpack
 from conformance.series.trees import in_tree
 
@@ -57,9 +57,10 @@ def test_shows_its_fault(fault: dict[str, str], trees: list[Path], tmp_path: Pat
     print(f"--- {fault['title']}:", fault["why"], "--- the program:", fault["code"], sep="\n")
     # The data is about the releases that are pinned.
     pinned, mended = checkout().name.removeprefix("mlx-lm-") in RELEASES, ROWS[fault["title"]] != "open"
-    if pinned:
+    # What is mended is asked of the release, which does not change, in the full profile only.
+    if pinned and (FULL or not mended):
         assert run(trees[0], tmp_path, fault["code"]) == fault["printed"]
-    if pinned or mended:
+    if mended or (pinned and FULL):
         assert (run(trees[1], tmp_path, fault["code"]) != fault["printed"]) == mended
 
 
