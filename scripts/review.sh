@@ -10,6 +10,6 @@ case "$*" in
 esac
 patch=$(sed -n "$1p" "$here/../patches/series")
 [ -n "$patch" ] || { echo "error: the series has $(wc -l <"$here/../patches/series") patches." >&2; exit 2; }
-git apply --stat "$here/../patches/$patch"
+git -C "$here/.." apply --stat "$here/../patches/$patch"
 test="test_a_patch_passes_its_tests_which_fail_without_it[${patch%.patch}]"
 exec "$here/tox.sh" -e series -- -rP "conformance/repository/test_series.py::$test"

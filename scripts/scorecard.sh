@@ -2,7 +2,7 @@
 # usage: scripts/scorecard.sh [-h] [ENVIRONMENT...]
 #
 # Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md and a list of all tests that
-# did not pass, .tox/scorecards/README.md. The results of other environments stay as they are.
+# did not pass, .tox/scorecards/README.md. The results of other environments stay.
 #
 #   scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: an hour
 #   scripts/scorecard.sh patched stock    the default release

@@ -12,7 +12,7 @@ import pytest
 
 from conformance import ROOT
 from conformance.__main__ import main as ask
-from conformance.check import check, probe
+from conformance.check import check
 from conformance.check.prompts import built_in
 from conformance.pages import DRAFTING, README, USE, block, blocks, drafting, text_of
 from conformance.series.patches import PATCHES
@@ -72,16 +72,6 @@ def test_the_answer_of_check(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
 def versions(text: str) -> str:
     """A text whose numbers of versions do not count."""
     return re.sub(r"(mlx(?:-lm)?) [\d.]+(\+lookup\.\d+)?", r"\1 N", text)
-
-
-def test_the_table_of_probe(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Without its last column and the draft that follows from it, which are of one machine."""
-    monkeypatch.setattr(probe, "QUICK_REPEATS", 1)
-    monkeypatch.setattr(probe, "CONTEXTS", (16,))
-    assert ask(["probe", "--model", "conformance/fixture", "--quick"]) == 0
-    cost = re.compile(r"[\d.]+ \|$|num_draft_tokens=\d+", re.MULTILINE)
-    shown, said = (cost.sub("", versions(text)) for text in (block(USE, "other token"), capsys.readouterr().out))
-    assert shown.strip() == said.strip()
 
 
 def test_the_number_of_patches() -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,106 +34,76 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def damaged(clone: Clone) -> None:
-    sdist = clone.root / "vendor" / "sdist" / f"mlx_lm-{DEFAULT}.tar.gz"
-    sdist.write_bytes(sdist.read_bytes()[:-100])
-
-
-def index(clone: Clone) -> None:
-    """What pip finds in the place of the package index: the one release."""
-    # pip takes spaces for the ends of names.
-    (clone.root / "vendor" / "sdist").rename(clone.root.parent / "index")
-
-
-def repinned(clone: Clone) -> None:
-    releases = clone.root / "vendor" / "releases.toml"
-    releases.write_text(re.sub(r'sha256 = "\w{8}', 'sha256 = "00000000', releases.read_text()))
-    index(clone)
-
-
-def other_context(clone: Clone) -> None:
-    patch = clone.patch(3)
-    before, cache = re.split(r"(?m)^(?=diff --git a/mlx_lm/models/cache.py)", patch.read_text())
-    patch.write_text(before + re.sub(r"(?m)^( +\w.*)$", r"\1  # another context", cache, count=1))
-
-
-def full_disk(clone: Clone) -> None:
-    """A git in front of the real one fails as it does when the disk is full."""
-    full = 'case "$*" in *" am "*) echo "error: unable to write file: No space left on device" >&2; exit 128 ;; esac'
-    program(clone.root.parent / "bin" / "git", f'{full}\nexec {shutil.which("git")} "$@"\n')
-
-
-def pulled(clone: Clone) -> None:
-    """As after a git pull: the checkout has nothing that patches/ lacks."""
-    last = clone.patch(0)
-    last.write_text(last.read_text().replace("Subject: [PATCH] ", "Subject: [PATCH] Mended: ", 1))
-
-
-def branch(clone: Clone) -> None:
-    clone.git("branch", "other")
-    pulled(clone)
-
-
-def uncommitted(clone: Clone) -> None:
-    (clone.checkout / "LICENSE").write_text("mine")
-    pulled(clone)
-
-
-def commit(of: int = 0) -> Callable[[Clone], None]:
-    """A commit in the stage of a patch."""
-    return lambda clone: clone.commit(f"mine\n\nStage: {clone.patch(of).parent.name}\nDrop-when: never")
-
-
 class Case(NamedTuple):
     command: str
     # A pattern in the message.
     says: str
-    prepare: Callable[[Clone], None] | None = None
-    applied: bool = False
+    # A line of the shell before it. It makes a case of a copy with a checkout if it names that.
+    prepare: str = ""
     status: int = 1
     python: str = sys.executable
 
 
-APPLY, EXPORT, AGAIN = "apply.sh --no-install", "export.sh", r"Run scripts/apply\.sh to make it again\.$"
-MINE = r"not what the checkout exports: README\.md, \w+/mine\.patch, series\. Run"
-OLD = r"no Python 3\.11 or newer: (/no|false)\. Name one with PYTHON="
-USAGE = r"scripts/review\.sh \[-h\] N"
+APPLY, EXPORT, CHECKOUT = "apply.sh --no-install", "export.sh", f"vendor/mlx-lm-{DEFAULT}"
+# What pip finds in the place of the package index. pip takes spaces for the ends of names.
+INDEX = "mv vendor/sdist ../index"
+REPINNED = f"""{INDEX}; sed -i.old 's/sha256 = "......../sha256 = "00000000/' vendor/releases.toml"""
+# As after a git pull: the checkout has nothing that patches/ lacks.
+PULLED = f"for last in patches/caches/*.patch; do :; done; echo more >> $last; git -C {CHECKOUT} status"
+UNCOMMITTED = f"echo mine >> {CHECKOUT}/LICENSE"
+MINE = "mine\n\nStage: caches\nDrop-when: never"
+# A git in front of the real one fails as it does when the disk is full.
+FULL_DISK = (
+    """mkdir ../bin; printf '#!/bin/sh\\ncase "$*" in *" am "*) echo "No space left on device" >&2; exit 128 ;; esac"""
+    """\\nexec %s "$@"\\n' "$(command -v git)" > ../bin/git; chmod +x ../bin/git"""
+)
+DAMAGED, OTHER_CONTEXT = "for f in vendor/sdist/*; do echo >> $f; done", "sed -i.old 's/^ .*$/&./' patches/fixes/*"
+NOT_PYTHON = r"no Python 3\.11 or newer: (/no|false)\. Name one with PYTHON="
+
+
+def committed(message: str) -> str:
+    return f"{UNCOMMITTED}; git -C {CHECKOUT} commit --quiet --all --message {shlex.quote(message)}"
+
+
 REFUSED = [
     Case(f"{APPLY} --release 0.1.0", r"mlx-lm 0\.1\.0 is not pinned; vendor/releases\.toml has "),
     Case(f"{APPLY} --stage nosuch", "--stage nosuch: the stages are fixes, caches"),
-    Case(APPLY, r"has sha256 \w+, vendor/releases\.toml has 1af8a92f.* delete it and run this again", damaged),
-    Case(APPLY, "does not have the pinned sha256. Nothing was changed", repinned),
-    Case(APPLY, r"could not be downloaded .*network", lambda clone: shutil.rmtree(clone.root / "vendor" / "sdist")),
-    Case(APPLY, rf"(?s)does not apply to mlx-lm {DEFAULT}.*patch failed: \S+:\d+.*scripts/port\.sh", other_context),
-    Case(APPLY, "^error: No space left on device: ", full_disk),
-    Case(APPLY, r"has other branches, tags or stashes \(other\); move it away", branch, applied=True),
-    Case(APPLY, r"uncommitted changes \(LICENSE\); commit them and run scripts/export\.sh", uncommitted, True),
-    Case(APPLY, r"commits that are not in patches/\. scripts/export\.sh writes them there", commit(), True),
-    Case("apply.sh", r"is the network there\? Then run the same command again\.$", applied=True),
+    Case(APPLY, r"has sha256 \w+, vendor/releases\.toml has 1af8a92f.* delete it", DAMAGED),
+    Case(APPLY, "does not have the pinned sha256. Nothing was changed", REPINNED),
+    Case(APPLY, r"could not be downloaded .*network", "rm -r vendor/sdist"),
+    Case(APPLY, r"(?s)does not apply to mlx-lm.*patch failed: \S+:\d+.*scripts/port\.sh", OTHER_CONTEXT),
+    Case(APPLY, "^error: No space left on device: ", FULL_DISK),
+    Case(
+        APPLY,
+        r"has other branches, tags or stashes \(other\); move it away",
+        f"{PULLED}; git -C {CHECKOUT} branch other",
+    ),
+    Case(APPLY, r"uncommitted changes \(LICENSE\); commit them and run scripts/export\.sh", f"{UNCOMMITTED}; {PULLED}"),
+    Case(APPLY, r"commits that are not in patches/\. scripts/export\.sh writes", committed(MINE)),
+    Case("apply.sh", r"is the network there\? Then run the same command again\.$", f"git -C {CHECKOUT} status"),
     Case(EXPORT, "is not there; scripts/apply.sh makes it"),
-    Case(EXPORT, "has uncommitted changes; commit them first", uncommitted, applied=True),
-    Case(EXPORT, AGAIN, pulled, applied=True),
-    Case(f"{EXPORT} --check", MINE, commit(), applied=True),
-    Case(EXPORT, "patch files that are to go", lambda clone: print(clone.git("reset", "--hard", "HEAD~1")), True),
-    Case(EXPORT, r"has no line 'Stage: NAME'", lambda clone: clone.commit("mine"), applied=True),
-    Case(EXPORT, "comes after a patch of the stage", commit(of=1), applied=True),
-    Case("port.sh 0.0.99", "could not be downloaded", index),
+    Case(EXPORT, "has uncommitted changes; commit them first", UNCOMMITTED),
+    Case(EXPORT, r"Run scripts/apply\.sh to make it again\.$", PULLED),
+    Case(f"{EXPORT} --check", r"checkout exports: README\.md, \w+/mine\.patch, series\.", committed(MINE)),
+    Case(EXPORT, "patch files that are to go", f"git -C {CHECKOUT} reset --hard HEAD~1"),
+    Case(EXPORT, r"has no line 'Stage: NAME'", committed("mine")),
+    Case(EXPORT, "comes after a patch of the stage", committed(MINE.replace("caches", "fixes"))),
+    Case("port.sh 0.0.99", "could not be downloaded", INDEX),
     Case("port.sh --source /", "/ is not a git clone of mlx-lm"),
     Case("check.sh --model other", "--model takes smollm2", status=2),
-    Case("review.sh 6 7", USAGE, status=2),
+    Case("review.sh 6 7", r"scripts/review\.sh \[-h\] N", status=2),
     Case("review.sh 999", "the series has", status=2),
     Case("report.sh", r"scripts/report\.sh --model MODEL", status=2),
-    Case("apply.sh", OLD, python="/no"),
-    Case("tox.sh", OLD, python="false"),
+    Case("apply.sh", NOT_PYTHON, python="/no"),
+    Case("tox.sh", NOT_PYTHON, python="false"),
 ]
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case.command}: {re.sub('[^ a-z]', '', case.says)[:30]}")
 def test_it_is_refused(case: Case, request: pytest.FixtureRequest) -> None:
     """One sentence says why, nothing is changed, and nothing is downloaded."""
-    clone: Clone = request.getfixturevalue("applied" if case.applied else "clone")
-    if case.prepare:
-        case.prepare(clone)
+    clone: Clone = request.getfixturevalue("applied" if CHECKOUT in case.prepare else "clone")
+    subprocess.run(case.prepare, shell=True, cwd=clone.root, check=True, capture_output=True)
     before, parent = clone.state(), clone.root.parent
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(parent / "index"), "PIP_CONFIG_FILE": os.devnull}
     path = f"{parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -223,11 +192,6 @@ def test_a_venv_of_another_python_is_not_used(tmp_path: Path) -> None:
     assert pin.of_this_python(tmp_path)
     config.write_text(config.read_text().replace("version = 3.", "version = 2."))
     assert not pin.of_this_python(tmp_path)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS has one mlx")
-def test_an_extra_that_there_is_not(clone: Clone) -> None:
-    assert "cpu, cuda12 or cuda13" in clone.run("apply.sh", MLX_EXTRA="rocm").stderr
 
 
 def test_the_demo_does_what_it_says(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
