@@ -41,8 +41,9 @@ def asked(
 
     def ask(command: str, model: Any, *options: str, text: str = PROMPT) -> Any:
         monkeypatch.setattr(mlx_lm, "load", lambda _: (model, fixture[1]))
-        monkeypatch.setattr(probe, "QUICK", (1, 2, 5, 8))
-        monkeypatch.setattr(probe, "CONTEXTS", (16, 64))
+        for name, value in {"QUICK": (1, 2, 5, 8), "CONTEXTS": (16, 64), "FED": 32, "QUICK_REPEATS": 1}.items():
+            monkeypatch.setattr(probe, name, value)
+        monkeypatch.setattr(check, "RUNS", 2)
         prompts, out = tmp_path / "prompts", tmp_path / "out.json"
         prompts.write_text(json.dumps(text), "utf-8")
         named = ("--prompts", str(prompts), "--max-tokens", "24", "--ungated") if command == "check" else ("--quick",)
@@ -69,9 +70,9 @@ RAISES = "FAULT at token 0: drafting raises RuntimeError: no rows are left, and 
 @pytest.mark.parametrize(
     ("kind", "noise", "trim", "options", "code", "says"),
     [
-        (OfAnotherKernel, 0, None, [], 0, "9 of 9 have the same tokens, bit for bit"),
+        (OfAnotherKernel, 0, None, [], 0, "4 of 4 have the same tokens, bit for bit"),
         (OfAnotherKernel, 4, None, [], 1, "near tie at token"),
-        (OfAnotherKernel, 4, None, ["--draft-margin", "8"], 0, "9 of 9 have the same tokens"),
+        (OfAnotherKernel, 4, None, ["--draft-margin", "8"], 0, "4 of 4 have the same tokens"),
         (OfAnotherKernel, 0.05, one_short, [], 2, "FAULT at token"),
         (OfAnotherKernel, 0, refuse, [], 2, RAISES),
         (Unsteady, 2, None, [], 1, "two plain runs differ at token"),
@@ -89,7 +90,7 @@ def test_check(
     assert ("FAULT" in text) == (prompt["verdict"] == "fault") == (code == 2)
     assert (check.UNSTEADY in text) == bool(prompt["plain_differ"]) == ("two plain" in says)
     assert text.endswith((f"{check.ADVICE[code]}\n", f"{check.UNSTEADY}\n"))
-    assert [*prompt["verdicts"]] == ["drafted 1", "drafted 2", "drafted 3", "every depth"]
+    assert [*prompt["verdicts"]] == ["drafted 1", "drafted 2", "every depth"]
     ties = [tie for verdict in prompt["verdicts"].values() for tie in verdict["near_ties"]]
     # Where single steps have noise too, any token may be a tie.
     assert prompt["plain_differ"] or all(tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
