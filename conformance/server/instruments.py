@@ -1,4 +1,4 @@
-"""What makes things visible in a server."""
+"""What makes things visible in a server: its rest, its counters, and a long answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
 
-from conformance import FIXTURE
 from conformance.doors.server.process import Body, Client, Inside
-from conformance.doors.server.requests import Right, loaded
+from conformance.doors.server.requests import Right
 from conformance.oracle.findings import broken
-from conformance.oracle.recorder import fed
 
 
 def wait_for_rest(one: Inside) -> None:
@@ -52,7 +49,7 @@ def counters(server: Client) -> dict[str, int]:
 # The most steps of a batch that a request may wait for: far less than a long answer takes.
 STEPS = 900
 # So many of its tokens are compared.
-LENGTH = 300
+LENGTH = 120
 
 
 @contextmanager
@@ -69,21 +66,3 @@ def beside(server: Client, long: Body, right: Right) -> Iterator[None]:
     n = min(len(text), len(whole))
     if text[:n] != whole[:n]:
         broken(f"a long answer is {text[:n]!r} instead of {whole[:n]!r}", json.dumps(long))
-
-
-@contextmanager
-def few_passes(most: int) -> Iterator[None]:
-    """No stream stands still for more passes of the model, which a step of the batch makes for it and for others."""
-    in_a_step, step = [0], BatchGenerator.next
-    with fed(loaded(str(FIXTURE))[0]) as blocks:
-
-        def step_and_count(one: Any) -> Any:
-            before = len(blocks)
-            responses = step(one)
-            in_a_step.append(len(blocks) - before)
-            return responses
-
-        with patch.object(BatchGenerator, "next", step_and_count):
-            yield
-    if max(in_a_step) > most:
-        broken(f"a stream stood still for {max(in_a_step)} passes, and {most} are the most")

@@ -14,10 +14,12 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models import llama
 from mlx_lm.models.cache import LRUPromptCache
 
+from conformance import FIXTURE
 from conformance.doors.server.process import Body, Inside
-from conformance.doors.server.requests import Right, judge, judge_all, load, send, strategy_of
+from conformance.doors.server.requests import Right, judge, judge_all, load, loaded, send, strategy_of
 from conformance.oracle.findings import broken, not_shown
-from conformance.server.instruments import beside, few_passes
+from conformance.oracle.recorder import fed
+from conformance.server.instruments import beside
 from conformance.server.traffic import DRAFTS, FOREVER, GATE_OFF, PENALTIES, ROW, SLOWLY, mixed
 from conformance.subjects.prompts import chat, fenced
 
@@ -26,16 +28,27 @@ MOST = 4
 OPTIONS = ("--prompt-cache-size", "10", "--prefill-step-size", "32")
 
 
-def test_mixed_requests(server: Inside, right: Right) -> None:
+def test_mixed_requests(server: Inside, right: Right, monkeypatch: pytest.MonkeyPatch) -> None:
     """No request is lost, each text is right, no stream stands still, and each way to draft is right."""
-    requests = mixed(100)
-    with few_passes(MOST):
+    requests, passes, step = mixed(40), list[int](), BatchGenerator.next
+
+    def counted(one: Any) -> Any:
+        before = len(blocks)
+        responses = step(one)
+        passes.append(len(blocks) - before)
+        return responses
+
+    monkeypatch.setattr(BatchGenerator, "next", counted)
+    with fed(loaded(str(FIXTURE))[0]) as blocks:
         judge_all(requests, answers := load(server, requests), right)
+    if max(passes) > MOST:
+        broken(f"a stream stood still for {max(passes)} passes, and {MOST} are the most")
     assert server.healthy(), "the server is no longer healthy"
     pairs = list(zip(requests, answers, strict=True))
     shown = {strategy_of(request) for request, answer in pairs if answer.draft.get("accepted")}
     shown |= {field for request, answer in pairs if answer.draft for field in request}
-    wanted = {"stop", "tools", "seed", "temperature", *map(strategy_of, DRAFTS), *(n for one in PENALTIES for n in one)}
+    wanted = {"stop", "tools", "seed", "temperature", *(name for one in PENALTIES for name in one)}
+    wanted |= {strategy_of(draft) for draft in DRAFTS if draft}
     if wanted - shown or not any(answer.cached_tokens for answer in answers):
         not_shown(f"no drafted request has {wanted - shown}, or nothing is cached")
 
@@ -70,11 +83,11 @@ def test_a_seed_gives_its_text_beside_others(server: Inside, right: Right, draft
     """A seed gives the text that the library decodes with it, alone and whatever is beside it."""
     body: Body = {"prompt": "def total(rows):\n    ", "max_tokens": 24, "temperature": 1.5, "top_p": 0.9}
     # OpenAI's seeds have a sign, those of MLX have none.
-    seeded = [body | draft | {"seed": seed} for seed in (0, 1, 7, 2**31, 2**63, -1)]
+    seeded = [body | draft | {"seed": seed} for seed in (0, 7, 2**63, -1)]
     assert len({right(one).text for one in seeded}) == len(seeded), "the seeds cannot be told apart"
     for one in seeded:
         judge(one, send(server, one), right(one))
-    others = [ROW | GATE_OFF, ROW | {"temperature": 1.0}, *mixed(4)]
+    others = [ROW | GATE_OFF, ROW | {"temperature": 1.0}, *mixed(2)]
     together = [one for pair in zip(seeded, others, strict=True) for one in pair]
     judge_all(together, load(server, together), right)
 
@@ -110,5 +123,4 @@ def test_an_error_fails_what_it_belongs_to(
             judge(ROW | GATE_OFF, answer, right(ROW))
         elif answer.status != 500 or str(error) not in answer.error:
             broken(f"the answer is {answer}, and {error}")
-    for row in (ROW | GATE_OFF, ROW):
-        judge(row, send(server, row), right(row))
+    judge(ROW | GATE_OFF, send(server, ROW | GATE_OFF), right(ROW))

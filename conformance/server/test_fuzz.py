@@ -7,10 +7,9 @@ each stream ends correctly. CONFORMANCE_PROFILE=full sends 2000 bodies.
 from __future__ import annotations
 
 import json
-import os
 import socket
 from contextlib import suppress
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -18,12 +17,13 @@ from hypothesis import strategies as st
 
 from conformance.doors.server.process import CHAT, TEXT, Body, Inside, events
 from conformance.oracle.findings import broken
+from conformance.oracle.profiles import FULL
 from conformance.server.fields import bodies
 
 OPTIONS = ("--max-tokens", "4")
 COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-QUICK = settings(max_examples=150, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON)
-PROFILE = settings(max_examples=2000, **COMMON) if os.environ.get("CONFORMANCE_PROFILE") == "full" else QUICK
+QUICK = settings(max_examples=60, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON)
+PROFILE = settings(max_examples=2000, **COMMON) if FULL else QUICK
 
 
 def check_refusal(status: int, content: bytes, request: str) -> None:
@@ -43,23 +43,20 @@ VALID: list[Body] = [{}, {"stream": True}]
 # Bodies that must not reach the generator: in the stock release each ended its thread, or failed the rest of its batch.
 HARMFUL: list[Body] = [
     {"stop": [5]},
-    {"stop": "x" * 2**20},
     {"prompt": ""},
-    {"prompt": [5, 6]},
     {"top_k": 100_000, "temperature": 1},
     {"xtc_threshold": 0.9, "xtc_probability": 1, "temperature": 1},
     {"repetition_penalty": 1.1, "repetition_context_size": 2**70},
     {"presence_penalty": 10**400},
-    {"temperature": float("nan")},
     {"logit_bias": {"5000000": 1}},
-    {"logit_bias": {"-5000000": 1}},
     {"chat_template_kwargs": {"return_tensors": "np"}},
     {"stream": True, "stream_options": {}},
 ]
 
 
 def examples(test: Any) -> Any:
-    for fields, path in product(VALID + HARMFUL, (CHAT, TEXT)):
+    """The valid ones are asked of both endpoints."""
+    for fields, path in [*product(VALID, (CHAT, TEXT)), *zip(HARMFUL, cycle((CHAT, TEXT)), strict=False)]:
         test = example(body=BODY | fields, path=path)(test)
     return test
 
@@ -81,17 +78,18 @@ def test_bodies(server: Inside, body: Body, path: str) -> None:
 
 
 # None of these is a valid body, nor a valid length of one.
-BODIES = [b"", b"[]", b"5", b"null", b'"a"', b"NaN", b"{}", b"\xef\xbb\xbf{}", b"\x00\x01", b'{"prompt": "hi", "a"']
-BODIES += [b'{"prompt": "\xff"}', b'{"prompt": "\xed\xa0\x80"}', '{"prompt": "a"}'.encode("utf-16")]
-BODIES += [b"[" * 100_000, b"[" * 900 + b"]" * 900, b'{"a":' * 50_000, b'{"seed": ' + b"1" * 5000 + b"}"]
-LENGTHS = [b"-1", b"-99999999999", b"x", b"", b"1.5", b"0x10", b"9" * 12, b"9" * 30, None]
+BODIES = [b"", b"5", b"NaN", b"{}", b"\xef\xbb\xbf{}", b'{"prompt": "hi", "a"', b'{"prompt": "\xff"}']
+BODIES += ['{"prompt": "a"}'.encode("utf-16"), b"[" * 100_000, b"[" * 900 + b"]" * 900, b'{"a": ' + b"1" * 5000 + b"}"]
+LENGTHS = [b"-1", b"x", b"", b"1.5", b"9" * 12, b"9" * 30, None]
 
 
 def test_malformed_requests(server: Inside) -> None:
     """The same of bytes that are no request, or have no JSON."""
     # A request that promises more bytes than it sends is a client that left.
-    cases = [(b"%d" % (len(body) + more), body) for body, more in product(BODIES, (0, 1, 1000))]
-    for path, (length, body) in product((CHAT, TEXT), [*cases, *((length, b"") for length in LENGTHS)]):
+    cases: list[tuple[bytes | None, bytes]]
+    cases = [(b"%d" % (len(body) + more), body) for body, more in zip(BODIES * 2, cycle((0, 1, 1000)), strict=False)]
+    cases += [(length, b"") for length in LENGTHS]
+    for path, (length, body) in zip(cycle((CHAT, TEXT)), cases, strict=False):
         said = b"" if length is None else b"Content-Length: " + length + b"\r\n"
         request = b"POST " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\n" + said + b"\r\n" + body
         with socket.create_connection(("127.0.0.1", server.httpd.server_port), timeout=server.timeout) as connection:

@@ -1,4 +1,4 @@
-"""What clients send: requests of every kind, drawn at random, and sessions of an agent whose prompts begin alike."""
+"""What clients send: requests of every kind, and sessions of an agent whose prompts begin alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mlx_lm.draft  # noqa: F401
 from conformance.doors.server.process import Body, Client
 from conformance.doors.server.requests import Right, judge, load
 from conformance.oracle.findings import broken
-from conformance.subjects.prompts import Message, chat, fenced, json_edit, json_lookup, tool_call
+from conformance.subjects.prompts import Message, chat, fenced, json_edit, tool_call
 from conformance.subjects.tiny import CHARACTERS
 
 CODE = """\
@@ -43,60 +43,44 @@ DRAFTS: list[Body] = [
     {"draft_type": "auto"},
     {"draft_type": "suffix", "num_draft_tokens": 16, "disable_adaptive_gate": True},
     {"draft_type": "auto", "ngram_size": 2, "disable_adaptive_gate": True},
-    {"draft_type": "ngram-simple", "num_draft_tokens": 3},
+    {},
     {"draft_type": "suffix", "draft_margin": 0.1},
     {"draft_type": "ngram-mod", "ngram_size": 4, "disable_adaptive_gate": True},
-    {"draft_type": "ngram-mod", "num_draft_tokens": "auto"},
     PREDICTED,
-    {"prediction": {"type": "content", "content": [{"type": "text", "text": EDITED}]}, "draft_type": "ngram-mod"},
 ]
-# They occur in the middle of the text that the answers copy.
-STOPS = ["rows:", "limit:\n", ["value:", "append"], [" if", "zzz"], '": "']
 # Each of them changes the text of an edit. Otherwise it would prove nothing.
 PENALTIES: list[Body] = [
     {"repetition_penalty": 1.6},
     {"presence_penalty": 2.0, "frequency_penalty": 2.0},
     {"logit_bias": {"11": 3.0, "203": -20.0}},
 ]
-# Without a seed the text is unpredictable. A request with one is served alone.
-SAMPLINGS: list[Body] = [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}]
+# The others. Stop words occur in the middle of the text that the answers copy. Without a seed a text that is sampled is
+# unpredictable. A request with a seed is served alone.
+FIELDS: list[Body] = [
+    *({"stop": stop, "max_tokens": 40} for stop in ("rows:", ["value:", "append"], [" if", "zzz"], '": "')),
+    *({}, *PENALTIES, {"max_tokens": 1}),
+    *({"seed": 1}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}),
+]
 TOOLS: list[Body] = [{"type": "function", "function": {"name": "show", "parameters": {"type": "object"}}}]
-
-
-def drawn(rng: random.Random) -> Body:
-    """A request without the fields of drafting."""
-    edit = rng.choice(EDITS)
-    prompts = [make(random.Random(rng.randrange(2)), 2)[:-1] for make in (json_edit, json_lookup, tool_call, tool_call)]
-    # Several requests share the code before the question, or the whole prompt.
-    conversations: list[Body] = [
-        {"messages": [{"role": "system", "content": fenced(CODE)}, *chat(edit)]},
-        {"messages": chat(f"{edit}\n{fenced(CODE)}")},
-        {"messages": rng.choice(prompts[:3])},
-        {"messages": prompts[3], "tools": TOOLS},
-        {"prompt": f"<|user|>{edit}\n{fenced(CODE)}<|end|><|assistant|>"},
-    ]
-    body = rng.choice(conversations) | {"max_tokens": rng.choice([1, 8, 12, 20])}
-    others: list[tuple[float, Body]] = [
-        (0.25, {"stop": rng.choice(STOPS), "max_tokens": 40}),
-        (0.2, rng.choice(PENALTIES)),
-        (0.1, {"seed": 1}),
-        (0.15, rng.choice(SAMPLINGS)),
-    ]
-    for share, fields in others:
-        body |= fields if rng.random() < share else {}
-    return body
+# Several share the code before the question.
+CONVERSATIONS: list[Body] = [
+    *({"messages": [{"role": "system", "content": fenced(CODE)}, *chat(edit)]} for edit in EDITS[:2]),
+    {"messages": tool_call(random.Random(1), 2)[:-1], "tools": TOOLS},
+    {"messages": json_edit(random.Random(0), 2)[:-1]},
+    {"prompt": f"<|user|>{EDITS[2]}\n{fenced(CODE)}<|end|><|assistant|>"},
+]
 
 
 def mixed(n: int) -> list[Body]:
-    """Requests with a few bodies: drafted or not, streamed or not."""
-    rng, requests = random.Random(5), []
-    bodies = [drawn(rng) for _ in range(60)]
-    for body in (rng.choice(bodies) for _ in range(n)):
-        draft = rng.choice(DRAFTS) if rng.random() < 0.6 else {}
-        if body.keys() & {"temperature", *(name for penalty in PENALTIES for name in penalty)}:
+    """Requests of all kinds, streamed or not. The lengths of the tables have no common factor: all pairs come."""
+    requests = []
+    for i in range(n):
+        fields, draft = FIELDS[i % len(FIELDS)], DRAFTS[i % len(DRAFTS)]
+        if fields.keys() & {"temperature", *(name for penalty in PENALTIES for name in penalty)}:
             # A draft margin needs greedy decoding without penalties.
             draft = {name: value for name, value in draft.items() if name != "draft_margin"}
-        requests.append(body | draft | {"stream": rng.random() < 0.4})
+        conversation = CONVERSATIONS[i % len(CONVERSATIONS)]
+        requests.append({"max_tokens": 16, "stream": i % 11 < 5} | conversation | fields | draft)
     return requests
 
 
@@ -118,7 +102,7 @@ class Session:
         self, server: Client, right: Right, model: str, draft: Body, noise: float = 0.0, by: str = "none"
     ) -> None:
         self.server, self.right, self.draft, self.noise, self.by = server, right, draft, noise, by
-        self.body: Body = {"model": model, "max_tokens": 20, "logprobs": True}
+        self.body: Body = {"model": model, "max_tokens": 12, "logprobs": True}
         # Prompts with their answers. For each prompt, what was found, and the last message end that is known.
         self.known: list[str] = []
         self.found: list[int] = []
