@@ -6,8 +6,6 @@ The options and fields that turn drafting on are those of an adapter, so that an
 from __future__ import annotations
 
 import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -109,10 +107,8 @@ def test_request(adapter: Adapters, about: Callable[..., None]) -> None:
 def test_a_draft_model_reads_a_cached_prompt(tmp_path: Path) -> None:
     """It drafts as well as with the whole prompt, and the text is that without drafts."""
     file = ["--prompt-cache-file", "cache.safetensors"]
-    # A command that is installed with the package.
-    script = shutil.which("mlx_lm.cache_prompt", path=str(Path(sys.executable).parent)) or "mlx_lm.cache_prompt"
-    subprocess.run([script, "--model", str(FIXTURE), "--prompt", CODE, *file], cwd=tmp_path, check=True)
-    line = command_line("generate", ["--prompt", PROMPTS["rename"][0]["content"], "--max-tokens", "120", *file])
+    printed(["-m", "mlx_lm", "cache_prompt", "--model", str(FIXTURE), "--prompt", CODE, *file], cwd=tmp_path)
+    line = command_line("generate", ["--prompt", PROMPTS["rename"][0]["content"], "--max-tokens", "80", *file])
     plain, drafted = (printed([*line, *more], cwd=tmp_path) for more in ([], ["--draft-model", str(FIXTURE)]))
     if answer_of(plain) != answer_of(drafted):
         broken(f"with a draft model it gives another text: {answer_of(drafted)!r}", shown(line))

@@ -15,7 +15,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,23 +39,10 @@ SHARED = re.compile("draft|ngram|lookup|gate")
 OPTIONS = [(command, option) for command in COMMANDS for option in options_of(command) if option not in ELSEWHERE]
 
 
-@dataclass(frozen=True)
-class Case:
-    typed: str
-    place: str
-    value: Any
-    body: dict[str, Any] | None = None
-    then: dict[str, Any] | None = None
-
-    def seen(self, command: str) -> Any:
-        model = "" if "--model" in shlex.split(self.typed) else "--model m "
-        bodies = [self.body or {}] + ([] if self.then is None else [self.then])
-        return recorded(command, model + self.typed, json.dumps(bodies)).at(self.place)
-
-
 @cache
-def recorded(command: str, argv: str, bodies: str) -> Record:
-    return run(command, shlex.split(argv), json.loads(bodies))
+def recorded(command: str, typed: str, bodies: str) -> Record:
+    model = [] if "--model" in typed.split() else ["--model", "m"]
+    return run(command, [*model, *shlex.split(typed)], json.loads(bodies))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,25 +59,23 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def ways(command: str, about: str, row: list[Any]) -> Iterator[tuple[Case, Case]]:
-    """A case of a row, and the same one without what it is about, for each way to generate tokens."""
-    typed, place, value, needs = [*row, {}][:4]
-    needs = dict(needs)
-    others = needs.pop("with", "")
-    with_it = without = Case(others, place, value, **needs)
+# What is typed, and a request.
+Asked = tuple[str, dict[str, Any]]
+
+
+def ways(command: str, about: str, row: list[Any]) -> Iterator[list[Asked]]:
+    """What is asked with what a row is about, and the same without, for each way to generate tokens."""
+    typed, place, _, needs = [*row, {}][:4]
+    others, body = needs.get("with", ""), needs.get("body", {})
+    pair: list[Asked] = [(others, body), (others, {})]
     if about.startswith("--"):
-        with_it = replace(with_it, typed=f"{about} {shlex.join(typed.split())} {others}")
-    else:
-        without = replace(without, body={})
-    yield with_it, without
-    if not place.startswith(("step.", "reference")):
-        return
-    if not SHARED.search(about + others):
-        yield replace(with_it, typed=f"{with_it.typed} --draft-type auto"), replace(without, typed="--draft-type auto")
+        pair = [(f"{about} {shlex.join(typed.split())} {others}", body), (others, body)]
+    yield pair
+    if place.startswith("step.") and not SHARED.search(about + others):
+        yield [(f"{typed} --draft-type auto", body) for typed, body in pair]
     # A request with a seed is served alone, like one with a margin, and not in the batch.
-    if command == "server" and about != "--draft-margin":
-        alone, other = (replace(case, body={"seed": 1} | (case.body or {})) for case in (with_it, without))
-        yield alone, other
+    if place.startswith("step.") and command == "server" and about != "--draft-margin":
+        yield [(typed, {"seed": 1} | body) for typed, body in pair]
 
 
 def check(command: str, about: str, rows: list[list[Any]]) -> None:
@@ -98,12 +83,14 @@ def check(command: str, about: str, rows: list[list[Any]]) -> None:
     if not rows:
         broken(f"{about} of mlx_lm.{command} is new: say in {TABLES} where its value has to arrive")
     for row in rows:
-        for case, without in ways(command, about, row):
-            typed = f"mlx_lm.{command} {case.typed.strip()}" + (f" with {case.body}" if case.body else "")
-            if (value := case.seen(command)) != case.value:
-                broken(f"{typed} drops {about}: {case.place} is {value!r} instead of {case.value!r}")
-            if without.seen(command) == case.value:
-                broken(f"{typed}: {case.place} is {case.value!r} without {about} as well. {TABLES} needs another value")
+        place, value, then = row[1], row[2], [row[3]["then"]] if row[3:] and "then" in row[3] else []
+        for way in ways(command, about, row):
+            found, without = (recorded(command, typed, json.dumps([body, *then])).at(place) for typed, body in way)
+            typed = f"mlx_lm.{command} {way[0][0].strip()}" + (f" with {way[0][1]}" if way[0][1] else "")
+            if found != value:
+                broken(f"{typed} drops {about}: {place} is {found!r} instead of {value!r}")
+            if without == value:
+                broken(f"{typed}: {place} is {value!r} without {about} as well. {TABLES} needs another value")
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
@@ -186,9 +173,6 @@ def test_an_argument_of_batch_generate_arrives(given: dict[str, Any]) -> None:
     assert [call["draft"] for call in run_batch(draft=rows).calls["step"]] == rows
     own = [call["draft"] for call in run_batch(draft=[strategy, "suffix"]).calls["step"]]
     assert own == [DraftOptions(draft_strategy=strategy), DraftOptions("suffix")]
-
-
-@pytest.mark.parametrize("name", ["draft_costs", "draft_group"])
-def test_an_argument_of_the_batch_arrives(name: str) -> None:
-    given = {"draft_costs": BlockCosts((1, 2), (1, 1.5)), "draft_group": mx.distributed.init()}
-    assert run_batch(draft_type="auto", **{name: given[name]}).calls["batch"][-1][name] is given[name]
+    for_all = {"draft_costs": BlockCosts((1, 2), (1, 1.5)), "draft_group": mx.distributed.init()}
+    (of_the_batch,) = run_batch(draft_type="auto", **for_all).calls["batch"]
+    assert all(of_the_batch[name] is value for name, value in for_all.items())

@@ -14,7 +14,7 @@ from conformance import FIXTURE
 from conformance.doors.commands import options_of
 from conformance.doors.printed import drafting
 from conformance.doors.programs import run
-from conformance.doors.server.process import serve
+from conformance.doors.server.process import inside
 from conformance.oracle.findings import broken
 from conformance.series.patches import checkout
 from conformance.subjects.prompts import PROMPTS
@@ -43,9 +43,10 @@ def test_a_command_of_the_readme_drafts(number: int, tmp_path: Path) -> None:
         broken(f"{line.strip()} does not draft: {done.stdout[-200:]}{done.stderr[-200:]}")
 
 
-def test_the_python_of_the_readme(fixture: tuple[Any, Any]) -> None:
+def test_the_python_of_the_readme(fixture: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
     [code] = blocks("README.md", "python")
-    text, _, stats = run(["-c", code]).stdout.rpartition("DraftStats(")
+    exec(code, {})
+    text, _, stats = capsys.readouterr().out.rpartition("DraftStats(")
     prompt = "Repeat this twice: one, two, three, four, five."
     assert text == "".join(response.text for response in stream_generate(*fixture, prompt))
     assert "strategy='EditStrategy'" in stats
@@ -55,7 +56,7 @@ def test_the_command_of_the_server() -> None:
     [block] = [block for block in blocks("mlx_lm/SERVER.md", "shell") if "--draft-type" in block]
     command, flag, model, *rest = shlex.split(block)
     assert (command, flag, model) == ("mlx_lm.server", "--model", str(FIXTURE))
-    with serve(*rest) as server:
+    with inside(*rest) as server:
         usage = server.post({"messages": PROMPTS["rename"], "max_tokens": 40}).json()["usage"]
     assert usage["completion_tokens_details"]["draft"]["accepted"] > 0
 

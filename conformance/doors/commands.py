@@ -60,7 +60,6 @@ class Record:
 
     def __init__(self) -> None:
         self.calls: dict[str, list[dict[str, Any]]] = {}
-        self.printed = ""
 
     def note(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         self.calls.setdefault(name, []).append(arguments)
@@ -70,11 +69,10 @@ class Record:
         """The value at a path of names in the last call of a function, or None. ``A ~ B`` is whether B is in A."""
         place, _, part = place.partition(" ~ ")
         name, *path = place.split(".")
-        found = PLACES[name](self) if name in PLACES else self.calls.get(name, [{}])[-1]
+        found: Any = self.calls.get(name, [{}])[-1]
         for step in path:
             # An mlx module is a dict that also has attributes.
-            inside = isinstance(found, dict) and step in found
-            found = found[step] if inside else getattr(found, step, None)
+            found = found[step] if isinstance(found, dict) and step in found else getattr(found, step, None)
         return part in found if part else found
 
     def stubbed(self, of: Any, name: str, answer: Callable[..., Any] | None) -> Any:
@@ -99,7 +97,13 @@ class Record:
 
     def step(self, model: Any, *_: Any, draft: Any = None, **arguments: Any) -> Iterator[Any]:
         """Takes the place of ``stream_generate``."""
-        self.note("step", model=model, draft=draft or DraftOptions(), **arguments)
+        asked, before = draft or DraftOptions(), self.calls.get("step", [{}])[-1].get("draft")
+        reference = asked.draft_reference
+        if isinstance(reference, list):
+            reference = self.at("tokenizer.it").decode(reference)
+        # Whether this request has the memory of the one before.
+        shares = before is not None and before.ngram_mod_table is asked.ngram_mod_table is not None
+        self.note("step", model=model, draft=asked, reference=reference, shares=shares, **arguments)
         response = module_of("generate").GenerationResponse
         return iter([response("x", 92, mx.zeros(1024), bool(draft), 1, 1.0, 1, 1.0, 1.0, "length", DraftStats())])
 
@@ -148,25 +152,6 @@ class Record:
             yield
 
 
-def _reference(record: Record) -> Any:
-    found = record.at("step.draft.draft_reference")
-    return record.at("tokenizer.it").decode(found) if isinstance(found, list) else found
-
-
-def _shares(record: Record) -> bool:
-    """Whether two requests have one memory."""
-    first, second = [call["draft"].ngram_mod_table for call in record.calls["step"]][-2:]
-    return first is second is not None
-
-
-# What is not the argument of one call.
-PLACES: dict[str, Callable[[Record], Any]] = {
-    "printed": lambda record: record.printed,
-    "reference": _reference,
-    "shares": _shares,
-}
-
-
 def run(command: str, argv: Sequence[str], bodies: Sequence[Body] = ({},)) -> Record:
     """Run a command. The server also answers the requests."""
     record, out = Record(), io.StringIO()
@@ -178,7 +163,7 @@ def run(command: str, argv: Sequence[str], bodies: Sequence[Body] = ({},)) -> Re
         else:
             with patch.object(sys, "argv", [f"mlx_lm.{command}", *argv]):
                 module_of(command).main()
-    record.printed = out.getvalue()
+    record.note("printed", text=out.getvalue())
     return record
 
 

@@ -54,10 +54,6 @@ class Forked:
     def __init__(self, *what: Any) -> None:
         self._process = start(_run, *what)
 
-    @property
-    def returncode(self) -> int | None:
-        return self.poll()
-
     def poll(self) -> int | None:
         return exit_code(self._process, 0)
 

@@ -102,8 +102,8 @@ class Server(Client):
         return self._log.read_text(errors="replace")
 
     def check_alive(self) -> None:
-        if self.process.poll() is not None:
-            raise ServerFailed(f"the server ended with {self.process.returncode}\n{self.log[-TAIL:]}")
+        if (code := self.process.poll()) is not None:
+            raise ServerFailed(f"the server ended with {code}\n{self.log[-TAIL:]}")
 
     def wait_until_healthy(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT
