@@ -49,8 +49,8 @@ class Scripted:
 class Partly(Scripted):
     """Drafts with one wrong token after a share of each draft."""
 
-    def __init__(self, right: Sequence[int], share: float, vocab_size: int = VOCAB) -> None:
-        super().__init__(right, vocab_size)
+    def __init__(self, right: Sequence[int], share: float) -> None:
+        super().__init__(right)
         self.share = share
 
     def wrong(self, draft: Sequence[int], n_max: int) -> Sequence[int]:
@@ -60,8 +60,8 @@ class Partly(Scripted):
 class AtDepth(Scripted):
     """Drafts ``depth`` right tokens every time, then wrong ones."""
 
-    def __init__(self, right: Sequence[int], depth: int, vocab_size: int = VOCAB) -> None:
-        super().__init__(right, vocab_size)
+    def __init__(self, right: Sequence[int], depth: int) -> None:
+        super().__init__(right)
         self.depth = depth
         self.as_meant: list[bool] = []
 

@@ -12,7 +12,6 @@ adapters can fit a tree, for instance one of its new loop and one of its draft m
     can_trim(caches, n), trim(caches, n)       trim returns how many tokens it dropped from each cache
     COMMANDS    the arguments that turn drafting on, by command: {"generate": ["--draft-model", FIXTURE], ...}
     REQUEST     the fields of a request that turn drafting on in a server
-    MODELS      the configurations of models that the tree brings, by their module in mlx_lm.models
     fits()      whether the adapter is for the installed mlx-lm; without it an adapter is used only by name
 """
 
@@ -47,7 +46,7 @@ WRONG = ("contrary", "unrelated")
 # What drafts with a head.
 HEADS = ("head", "head and edit")
 FUNCTIONS = ("decode", "stream", "snapshot", "restore", "can_trim", "trim")
-NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "MODELS", "fits"}
+NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "fits"}
 # The options of generate_step that a drafted loop may take too.
 DECODING = {"max_tokens", "sampler", "logits_processors", "prompt_cache", "prefill_step_size"}
 DECODING |= {"kv_bits", "kv_group_size", "quantized_kv_start"}
@@ -136,7 +135,7 @@ class Adapters:
         for one in self._all:
             for name in getattr(one, "DRAFTERS", ()):
                 self.drafters.setdefault(name, one)
-        self.request, self.models = self._merged("REQUEST"), self._merged("MODELS")
+        self.request = self._merged("REQUEST")
         self.name = " and ".join(map(name_of, self._all))
         # Whether all contracts hold for the tree, to the letter.
         self.is_series = "series" in map(name_of, self._all)

@@ -14,7 +14,7 @@ from conformance.adapters import HEADS, Drafts
 from conformance.adapters.series import OPTIONS, fits
 from conformance.adapters.stock import side_by_side
 from conformance.drafters import Head
-from conformance.oracle.whole import WHOLE
+from conformance.oracle.findings import WHOLE
 
 __all__ = ["OPTIONS", "fits"]
 DRAFTERS = HEADS

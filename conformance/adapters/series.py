@@ -15,7 +15,7 @@ from mlx_lm.models.cache import trim_prompt_cache as trim
 
 from conformance.adapters import DECODING, FIXTURE, Drafts, arguments_of
 from conformance.drafters import VOCAB, AtDepth, Scripted
-from conformance.oracle.whole import WHOLE
+from conformance.oracle.findings import WHOLE
 
 __all__ = ["can_trim", "restore", "snapshot", "trim"]
 

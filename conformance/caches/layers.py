@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache, ChunkedKVCache, QuantizedKVCache, RotatingKVCache
 
-try:
-    from mlx_lm.models.deepseek_v41 import LayerCache as LayerCache
-    from mlx_lm.models.deepseek_v41 import _append, _window_indices
-except ImportError:
-    # Older releases lack this model.
-    _append = _window_indices = None
+from conformance.subjects.architectures import leaves as leaves
 
 try:
     from mlx_lm.models.recurrent import block_state as block_state
@@ -29,16 +24,8 @@ def feed(caches: Iterable[Any], *block: list[int]) -> list[Any]:
     """Feed a row, or several. Returns what each token sees: by layer, row, token and column, 0 where it sees none."""
     tables = []
     for cache in leaves(caches):
-        if isinstance(cache, ArraysCache):
-            tables += feed_states(cache, block)
-        else:
-            tables += feed_groups(cache, block) if hasattr(cache, "update_window") else feed_keys(cache, block)
+        tables += (feed_states if isinstance(cache, ArraysCache) else feed_keys)(cache, block)
     return tables
-
-
-def leaves(caches: Iterable[Any]) -> Iterator[Any]:
-    for cache in caches:
-        yield from leaves(cache.caches) if hasattr(cache, "caches") else [cache]
 
 
 def feed_keys(cache: Any, block: Any) -> list[Any]:
@@ -79,7 +66,7 @@ def feed_states(cache: Any, block: Any) -> list[Any]:
     n, tables = len(block[0]), []
     mask = cache.make_mask(n)
     real = [[True] * n] * len(block) if mask is None else mask.tolist()
-    for entry, size in enumerate((2, 512)):
+    for entry, size in enumerate((2, 256)):
         rows = [[0] * size] * len(block) if cache[entry] is None else cache[entry].tolist()
         after = []
         for t in range(n):
@@ -90,25 +77,6 @@ def feed_states(cache: Any, block: Any) -> list[Any]:
         tables.append([list(row) for row in zip(*after, strict=True)])
     cache.advance(n)
     return tables
-
-
-def feed_groups(cache: Any, block: Any) -> list[Any]:
-    """As in deepseek_v41: a window, and groups of four tokens beside those of the group that is still open."""
-    rows, n = mx.array(block)[..., None], len(block[0])
-    previous = 0 if cache.window is None else cache.window.shape[1]
-    kv, gate = _append(cache.pending_kv, rows), _append(cache.pending_gate, -rows)
-    full = kv.shape[1] // 4 * 4
-    cache.pending_kv, cache.pending_gate = kv[:, full:], gate[:, full:]
-    if full > 0:
-        cache.compress_kv = _append(cache.compress_kv, kv[:, :full].reshape(1, -1, 4))
-        cache.index_k = _append(cache.index_k, gate[:, :full].reshape(1, -1, 4))
-    indices = _window_indices(previous=previous, length=n, window=cache.window_size).tolist()
-    window = cache.update_window(rows)[0, :, 0].tolist()
-    parts = ((cache.compress_kv, cache.pending_kv), (cache.index_k, cache.pending_gate))
-    kv, gate = ([x for part in both if part is not None for x in part.flatten().tolist()] for both in parts)
-    held = [token if token == -other else 0 for token, other in zip(kv, gate, strict=True)]
-    seen = [[window[i] if i >= 0 else 0 for i in query] for query in indices]
-    return [[seen], [[held[: len(held) - n + 1 + t] for t in range(n)]]]
 
 
 def look(caches: list[Any], *block: list[int]) -> list[Any]:
@@ -126,8 +94,7 @@ def offsets(caches: list[Any]) -> list[Any]:
     found = []
     for cache in leaves(caches):
         offset = getattr(cache, "offset", None)
-        two = isinstance(cache, ArraysCache) or hasattr(cache, "update_window")
-        found += [offset.tolist() if isinstance(offset, mx.array) else offset] * (1 + two)
+        found += [offset.tolist() if isinstance(offset, mx.array) else offset] * (1 + isinstance(cache, ArraysCache))
     return found
 
 

@@ -148,8 +148,7 @@ class Program:
         tables = self.do(code)
         if seen := state.right.difference(tables, block):
             self.wrong(seen)
-        promised = self.kind.drops and state.right.lengths is None
-        state.droppable = min(n - 1, *state.right.sizes) if promised else 0
+        state.droppable = min(n - 1, *state.right.sizes) if state.right.lengths is None else 0
         self.check_offsets(state)
         held = [one for cache in leaves(self.caches[state.name]) for one in getattr(cache, "cache", [])]
         if self.exact and n == 1 and any(type(one) is not mx.array for one in held):

@@ -19,13 +19,21 @@ Table = list[list[list[int]]]
 View = Callable[[list[int]], list[int]]
 
 
-def everything(tokens: list[int]) -> list[int]:
-    return tokens
+def everything(_: int) -> View:
+    return lambda tokens: tokens
 
 
 def window(size: int, keep: int = 0) -> View:
     """The first ``keep`` tokens and the last ``size - keep``."""
     return lambda tokens: tokens if len(tokens) <= size else tokens[:keep] + tokens[keep - size :]
+
+
+def kept(size: int) -> View:
+    return window(size, keep=2)
+
+
+def last_two(_: int) -> View:
+    return window(2)
 
 
 def chunk(size: int) -> View:

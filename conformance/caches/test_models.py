@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -21,27 +21,27 @@ WRONG = ([5], [5, 6, 7], [5, 6, 7, 8, 9])
 PROBES = ([1], [2, 3, 4], [5])
 
 
-def offered(adapter: Adapters, *needs: str) -> None:
-    if lacking := [name for name in needs if name not in adapter]:
-        not_offered(f"the adapter has no {' and no '.join(lacking)}")
-
-
-def feed(model: Any, caches: list[Any], tokens: list[int]) -> mx.array:
-    logits: mx.array = model(mx.array([tokens]), cache=caches)
+def feed(family: Family, caches: list[Any], tokens: list[int]) -> mx.array:
+    logits: mx.array = model_of(family)(mx.array([tokens]), cache=caches)
     mx.eval(logits)
     return logits[0, -1]
 
 
-def fed(family: Family, length: int) -> tuple[list[Any], list[Any]]:
-    both = family.caches(), family.caches()
-    for held in both:
-        feed(model_of(family), held, prompt_of(length))
-    return both
+def pairs(family: Family, adapter: Adapters, *needs: str) -> Iterator[tuple[int, list[int], list[Any], list[Any]]]:
+    """For each prompt, and each end that is to be taken back: two lists of caches that were fed the prompt."""
+    if lacking := [name for name in needs if name not in adapter]:
+        not_offered(f"the adapter has no {' and no '.join(lacking)}")
+    for length in family.prompts:
+        for wrong in WRONG:
+            both = family.caches(), family.caches()
+            for held in both:
+                feed(family, held, prompt_of(length))
+            yield length, wrong, *both
 
 
 def compare(family: Family, caches: list[Any], spared: list[Any], what: str) -> None:
     for probe in PROBES:
-        logits = [feed(model_of(family), held, probe) for held in (caches, spared)]
+        logits = [feed(family, held, probe) for held in (caches, spared)]
         if (off := gap(logits[:1], logits[1:])) > most(family):
             broken(f"{what} the logits are off by {off:.2g}")
 
@@ -50,37 +50,31 @@ def compare(family: Family, caches: list[Any], spared: list[Any], what: str) -> 
 def test_model_snapshot(family: Family, adapter: Adapters, about: Callable[..., None]) -> None:
     """Caches that are put back give the logits of caches that never saw the rest."""
     about(family)
-    offered(adapter, "snapshot", "restore")
-    for length in family.prompts:
-        for wrong in WRONG:
-            caches, spared = fed(family, length)
-            taken = adapter.snapshot(caches)
-            feed(model_of(family), caches, wrong)
-            adapter.restore(caches, taken)
-            compare(family, caches, spared, f"{length} tokens, a snapshot, {len(wrong)} more: when it is put back,")
+    for length, wrong, caches, spared in pairs(family, adapter, "snapshot", "restore"):
+        taken = adapter.snapshot(caches)
+        feed(family, caches, wrong)
+        adapter.restore(caches, taken)
+        compare(family, caches, spared, f"{length} tokens, a snapshot, {len(wrong)} more: when it is put back,")
 
 
 @pytest.mark.asked("C2 trim")
 def test_model_trim(family: Family, adapter: Adapters, about: Callable[..., None]) -> None:
     """A token and a wrong end are fed, and the end is dropped."""
     about(family)
-    offered(adapter, "can_trim", "trim")
     if family.restored:
         not_offered("its cache is put back instead, as C2 allows")
-    model, shown = model_of(family), 0
-    for length in family.prompts:
-        for wrong in WRONG:
-            n, (caches, spared) = len(wrong), fed(family, length)
-            if "snapshot" in adapter:
-                # It tells a cache that the next block may be a draft.
-                adapter.snapshot(caches)
-            feed(model, caches, [2, *wrong])
-            if not adapter.can_trim(caches, n):
-                continue
+    shown = 0
+    for length, wrong, caches, spared in pairs(family, adapter, "can_trim", "trim"):
+        n = len(wrong)
+        if "snapshot" in adapter:
+            # It tells a cache that the next block may be a draft.
+            adapter.snapshot(caches)
+        feed(family, caches, [2, *wrong])
+        if adapter.can_trim(caches, n):
             dropped = adapter.trim(caches, n)
             if isinstance(dropped, int) and dropped != n:
                 broken(f"can_trim({n}) says yes, and trim({n}) returns {dropped}")
-            feed(model, spared, [2])
+            feed(family, spared, [2])
             compare(family, caches, spared, f"{length} tokens, a block of {n + 1}, trim({n}):")
             shown += 1
     if not shown:

@@ -12,9 +12,8 @@ import pytest
 from mlx_lm import batch_generate, stream_generate
 from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 
-from conformance.oracle.findings import broken
+from conformance.oracle.findings import WHOLE, broken
 from conformance.oracle.recorder import gap
-from conformance.oracle.whole import WHOLE
 from conformance.subjects.prompts import PROMPTS, ids
 
 N = 40

@@ -20,7 +20,7 @@ import pytest
 from conformance.adapters import Adapters, Unusable, find, load
 from conformance.device import device
 from conformance.judging import results
-from conformance.subjects.decoded import Family, families
+from conformance.subjects.decoded import FAMILIES, Family
 
 COMMANDS = ("generate", "chat", "server")
 WORDS = (results.REFUSED, results.ABSENT, results.NOT_SHOWN)
@@ -34,7 +34,7 @@ class Plugin:
             self.adapters = Adapters([load(name) for name in names]) if names else find()
         except Unusable as error:
             raise pytest.UsageError(str(error)) from error
-        self.families = families(self.adapters.models)
+        self.families = FAMILIES
 
     def pytest_report_header(self) -> str:
         return f"through the adapters {self.adapters.name}"

@@ -231,5 +231,5 @@ def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     )
     mine = load(str(tmp_path / "mine.py"))
     assert all(name in str(adapters.__doc__) for name in NAMES)
-    assert offered(mine) == NAMES - {"fits", "MODELS", "stream"}
+    assert offered(mine) == NAMES - {"fits", "stream"}
     assert list(Adapters([mine]).decode(None, [1], adapters.Drafts("lookup", [1]))) == [(1, None, True)]

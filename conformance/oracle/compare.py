@@ -16,9 +16,8 @@ from conformance.adapters import HEADS, WRONG, Adapters, Drafts
 from conformance.drafters import AtDepth
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.heads import compare_head
-from conformance.oracle.recorder import Task, Watched, gap, gaps, next_turn
+from conformance.oracle.recorder import Task, Watched, gap, gaps, next_turn, noises
 from conformance.oracle.recorder import plain as recorded
-from conformance.oracle.replay import noise
 from conformance.oracle.run import OF_A_STREAM, Case, N, Run, drafted, right_turn, second_turn
 from conformance.subjects.architectures import make_cache
 from conformance.subjects.decoded import Family, K, model_of, prompt_of
@@ -42,7 +41,7 @@ def near(family: Family) -> float:
     if family.options:
         sources.append(Watched(model, lambda: [KVCache().to_quantized(32, 8) for _ in model.layers]))
     task = Task(tuple(prompt_of(21)), 16)
-    measured = max(noise(source, task, recorded(source, task)) for source in sources)
+    measured = max(max(noises(source, task, recorded(source, task))) for source in sources)
     return most(family) if measured > 0 else 0.0
 
 
@@ -136,7 +135,7 @@ def held_by_drafter(
 def noise_of_drafter(name: str, family: Family) -> float:
     model = Drafts(name, []).draft_model(model_of(family))
     task = Task(tuple(prompt_of(21)), 16)
-    return noise(model, task, recorded(model, task))
+    return max(noises(model, task, recorded(model, task)))
 
 
 def compare_seen(got: Run, right: Run, exact: bool) -> None:
@@ -148,8 +147,6 @@ def compare_seen(got: Run, right: Run, exact: bool) -> None:
                 broken(f"at token {i // 2}, no processor is shown the {len(history)} tokens before it")
         return
     compare_calls(got, right, "histories", "draws")
-    if got.case.sampler and (off := gap(got.logits, right.logits)) > 16 * near(got.case.family):
-        broken(f"the logits that processors are shown are off by {off:.2g}")
     if got.random != right.random:
         broken("the state of random numbers is not that of plain decoding at the end")
 
@@ -169,26 +166,6 @@ def told(a: Sequence[Any], b: Sequence[Any]) -> str:
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     one, other = (str(list(side[at : at + 1]))[-60:] for side in (a, b))
     return f"{one} instead of {other} at call {at}, in {len(a)} calls instead of {len(b)}"
-
-
-def expected_blocks(n: int, depth: int, restored: bool, length: int) -> list[int]:
-    """The blocks of drafts with so many right tokens: a right token and a draft. After a restore, the right tokens of
-    the last block come first.
-
-    No draft goes past n. The first draft needs the size of the vocabulary, which a first forward pass gives. So after a
-    prompt of one token it comes one block later.
-    """
-    blocks: list[int] = []
-    pending, left = 1, n
-    while True:
-        n_draft = min(K, left) if blocks or length > 1 else 0
-        n_right = min(depth, n_draft)
-        blocks.append(pending + n_draft)
-        pending = pending + n_right + 1 if restored and n_right < n_draft else 1
-        left -= n_right
-        if left == 0:
-            return blocks
-        left -= 1
 
 
 def compare_counts(got: Run) -> None:
@@ -212,10 +189,9 @@ def compare_counts(got: Run) -> None:
     if isinstance(strategy, AtDepth) and case.end == "limit":
         if not all(strategy.as_meant) or stats.cycles != len(strategy.as_meant):
             broken(f"a draft of {strategy.depth} right tokens was accepted otherwise, in blocks of {blocks}")
-        # A block that is fed again stays short, and so does one before an entry is quantized.
-        is_exact = n <= 2 * K + 1 and not case.gated and case.family.options.get("quantized_kv_start", 0) == 0
-        if is_exact and blocks != (expected := expected_blocks(n, strategy.depth, restored, case.length)):
-            broken(f"the blocks are {blocks} instead of {expected}")
+        # A block that ends before an entry is quantized is short.
+        if n > 2 * K and not case.gated and not case.family.options and K + 1 not in blocks:
+            broken(f"no block of {blocks} has a draft of {K} tokens")
 
 
 def check(case: Case, adapter: Adapters, contract: str) -> None:

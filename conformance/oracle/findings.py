@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NoReturn
+from importlib.util import find_spec
+from typing import Any, NoReturn
 
 import pytest
+
+# The option that feeds every draft whole. The core of the series has no gate to disable.
+HAS_NO_GATE = find_spec("mlx_lm.draft") is not None and find_spec("mlx_lm.draft.costs") is None
+WHOLE: dict[str, Any] = {} if HAS_NO_GATE else {"disable_adaptive_gate": True}
 
 # What a tree that refuses says, before it does anything.
 REFUSAL = (ValueError, NotImplementedError)

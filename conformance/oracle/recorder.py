@@ -13,8 +13,12 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
+from conformance.subjects.architectures import leaves
+
 # The number of prompt tokens that generate_step feeds at a time, and of rows that are compared at a time.
 PREFILL, ROWS = 2048, 32
+# The longest drafts of which the noise is measured.
+DRAFT = 4
 # The offset of each cache of a model, if it has one.
 Offsets = tuple[int | None, ...]
 # A token, and the log probabilities it was drawn from.
@@ -22,14 +26,8 @@ Step = tuple[int, mx.array]
 
 
 def offsets_of(layers: Iterable[Any]) -> Offsets:
-    found: list[int | None] = []
-    for layer in layers:
-        if hasattr(layer, "caches"):
-            found += offsets_of(layer.caches)
-        else:
-            offset = getattr(layer, "offset", None)
-            found.append(offset if isinstance(offset, int) else None)
-    return tuple(found)
+    found = [getattr(layer, "offset", None) for layer in leaves(layers)]
+    return tuple(offset if isinstance(offset, int) else None for offset in found)
 
 
 def gaps(a: Sequence[mx.array], b: Sequence[mx.array]) -> list[float]:
@@ -233,6 +231,12 @@ def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int], 
     for cache, rows in in_blocks(model, task, tokens, split, snaps=snaps):
         offsets[len(task.prompt) - 1 + len(rows)] = last = offsets_of(cache)
     return Recording(list(tokens), rows[: len(tokens)], next_turn(model, cache, task.after), offsets, last)
+
+
+def noises(model: Any, task: Task, reference: Recording, *, snaps: bool = True) -> Iterator[float]:
+    """The distance between blocks of each length and single steps, without any rollback, the longest blocks first."""
+    for length in range(DRAFT + 1, 1, -1):
+        yield gap(replay(model, task, reference.tokens, repeat(length), snaps=snaps).rows, reference.rows)
 
 
 def state_after(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> list[Any]:

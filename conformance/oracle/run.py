@@ -18,9 +18,8 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance.adapters import DRAFT_MODELS, Adapters, Drafts
-from conformance.oracle.findings import REFUSAL, broken, first_line, not_offered, refused
+from conformance.oracle.findings import REFUSAL, WHOLE, broken, first_line, not_offered, refused
 from conformance.oracle.recorder import fed
-from conformance.oracle.whole import WHOLE
 from conformance.subjects.decoded import VOCAB, Family, model_of, prompt_of
 
 # The tokens of a whole answer, and the seed of every decode.
@@ -159,7 +158,6 @@ class Run:
     flags: list[bool] = field(default_factory=list)
     # What a processor is shown, twice for each token: before and after the other processors.
     histories: list[tuple[list[int], Any]] = field(default_factory=list)
-    logits: list[mx.array] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
     # What is told of the prompt.
     progress: list[tuple[int, ...]] = field(default_factory=list)
@@ -180,7 +178,6 @@ class Run:
 
     def process(self, tokens: mx.array, logits: mx.array) -> mx.array:
         self.histories.append((tokens.tolist(), tokens.dtype))
-        self.logits.append(logits + 0)
         return logits
 
     def sample(self, logprobs: mx.array) -> mx.array:

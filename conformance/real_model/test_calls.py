@@ -10,8 +10,7 @@ import pytest
 from mlx_lm import load, stream_generate
 
 from conformance import ROOT
-from conformance.oracle.findings import broken, not_shown
-from conformance.oracle.whole import WHOLE
+from conformance.oracle.findings import WHOLE, broken, not_shown
 from conformance.smollm2 import path_of
 from conformance.smollm2.tasks import encode
 from conformance.subjects.prompts import chat

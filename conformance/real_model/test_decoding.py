@@ -17,10 +17,9 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from conformance import FIXTURE
 from conformance.oracle.compare import compare_tokens, within
-from conformance.oracle.findings import broken, not_shown
+from conformance.oracle.findings import WHOLE, broken, not_shown
 from conformance.oracle.recorder import offsets_of
 from conformance.oracle.run import SEED, Case, Run
-from conformance.oracle.whole import WHOLE
 from conformance.smollm2 import MODELS, path_of
 from conformance.smollm2.tasks import TASKS, encode
 from conformance.subjects.decoded import Family

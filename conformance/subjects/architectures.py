@@ -140,7 +140,7 @@ def make_cache(model: Any) -> list[Any]:
     return layers
 
 
-def logits(name: str, package: str = "mlx_lm", change: Callable[[list[Any]], None] = lambda _: None) -> mx.array:
+def logits(name: str, package: str = "mlx_lm", change: Callable[[list[Any]], object] = list) -> mx.array:
     """The logits of a prompt and of the steps after it, without drafts, of shape (PROMPT + STEPS, VOCAB)."""
     model = build(name, package=package)
     caches = import_module(f"{package}.models.cache").make_prompt_cache(model)

@@ -95,13 +95,6 @@ FAMILIES = [
 ]
 
 
-def families(models: dict[str, dict[str, Any]]) -> list[Family]:
-    """All that are asked, and the models that an adapter brings."""
-    CONFIGS.update(models)
-    known = {family.model for family in FAMILIES}
-    return [*FAMILIES, *(Family(name, name) for name in models if name not in known)]
-
-
 def steered(model: Any) -> Any:
     """The model itself, of a class of its own: whoever asks it for an attribute finds what it has."""
     base = type(model)

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-
-# Gets the layer, its original call and the arguments. Returns the output of the layer.
-Tap = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-
-
-@contextmanager
-def tapped(model: Any, tap: Tap) -> Iterator[None]:
-    """Send every call of a layer through a function.
-
-    This patches the class of the layers, not a list of them, because a model may use another list.
-    """
-    layers = {id(layer) for layer in model.layers}
-
-    def through(call: Callable[..., Any]) -> Callable[..., Any]:
-        def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            return tap(layer, call, args, kwargs) if id(layer) in layers else call(layer, *args, **kwargs)
-
-        return called
-
-    with ExitStack() as stack:
-        for kind in {type(layer) for layer in model.layers}:
-            stack.enter_context(patch.object(kind, "__call__", through(kind.__call__)))
-        yield
 
 
 class OfAnotherKernel:
@@ -57,19 +34,27 @@ class OfAnotherKernel:
         drawn: mx.array = mx.random.uniform(-1, 1, shape, key=key)
         return drawn
 
-    def tap(self, layer: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = call(layer, *args, **kwargs)
-        first = made[0] if isinstance(made, tuple) else made
-        off = first * (1 + self.share * self.noise(first.shape))
-        return (off, *made[1:]) if isinstance(made, tuple) else off
+    def off(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call of a layer, off by the share."""
+
+        def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            made = call(layer, *args, **kwargs)
+            first = made[0] if isinstance(made, tuple) else made
+            first = first * (1 + self.share * self.noise(first.shape))
+            return (first, *made[1:]) if isinstance(made, tuple) else first
+
+        return called
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        several = inputs.shape[1] > 1
-        if several:
-            self.seed(inputs)
-        with tapped(self.model, self.tap) if several and self.share else nullcontext():
+        if inputs.shape[1] == 1:
+            return self.model(inputs, cache=cache)
+        self.seed(inputs)
+        with ExitStack() as stack:
+            # The classes of the layers: a model may use another list of them.
+            for kind in {type(layer) for layer in self.layers} if self.share else ():
+                stack.enter_context(patch.object(kind, "__call__", self.off(kind.__call__)))
             logits: mx.array = self.model(inputs, cache=cache)
-        return logits + self.bound * self.noise(logits.shape) if several and self.bound else logits
+        return logits + self.bound * self.noise(logits.shape) if self.bound else logits
 
 
 class InBfloat16(OfAnotherKernel):

@@ -116,39 +116,16 @@ def tool_call(rng: random.Random, count: int) -> list[Message]:
     ]
 
 
-def rename() -> list[Message]:
-    return chat(f"Change `text` to `node`.\n{fenced(CODE)}")
-
-
-def delete() -> list[Message]:
-    return chat(f"Delete the line `self.cache = None`.\n{fenced(CODE)}")
-
-
-def json() -> list[Message]:
-    return json_edit(random.Random(6), 8)[:-1]
-
-
-def lookup() -> list[Message]:
-    return json_lookup(random.Random(6), 8)[:-1]
-
-
-def tool() -> list[Message]:
-    return tool_call(random.Random(7), 6)[:-1]
-
-
-def quote() -> list[Message]:
-    return chat(f"Quote the sentence that starts with `A timeout of`.\n{fenced(PROSE)}")
-
-
-def echo() -> list[Message]:
-    return repeat(PROSE)[:-1]
-
-
-def nothing_to_copy() -> list[Message]:
-    return chat("Write prose.\nThe object keeps")
-
-
-PROMPTS = {make.__name__: make() for make in (rename, delete, json, lookup, tool, quote, echo, nothing_to_copy)}
+PROMPTS = {
+    "rename": chat(f"Change `text` to `node`.\n{fenced(CODE)}"),
+    "delete": chat(f"Delete the line `self.cache = None`.\n{fenced(CODE)}"),
+    "json": json_edit(random.Random(6), 8)[:-1],
+    "lookup": json_lookup(random.Random(6), 8)[:-1],
+    "tool": tool_call(random.Random(7), 6)[:-1],
+    "quote": chat(f"Quote the sentence that starts with `A timeout of`.\n{fenced(PROSE)}"),
+    "echo": repeat(PROSE)[:-1],
+    "nothing_to_copy": chat("Write prose.\nThe object keeps"),
+}
 
 
 def ids(tokenizer: Any, name: str) -> list[int]:

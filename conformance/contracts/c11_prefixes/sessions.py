@@ -18,10 +18,9 @@ from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.prefixes import Checkpoints
 
 from conformance.drafters import VOCAB, Partly
-from conformance.oracle.findings import broken
+from conformance.oracle.findings import WHOLE, broken
 from conformance.oracle.recorder import fed, gap
 from conformance.oracle.rows import CLOSE, FREE
-from conformance.oracle.whole import WHOLE
 from conformance.subjects.architectures import make_cache
 from conformance.subjects.decoded import K
 
