@@ -1,7 +1,8 @@
 """Drafted decoding is plain decoding, for each kind of model and each drafter, however it ends: C3, C4, C5 and C8.
 
-Every row is one decode, and all that is seen of it is compared. Each model meets each drafter; what else a row has goes
-round, so that models and drafters meet each of the others. Only the llamas meet each drafter in every table.
+Every row is one decode, and all that is seen of it is compared. Each model meets each drafter in one of the tables, and
+llama in all; what else a row has goes round, so that models and drafters meet each of the others.
+CONFORMANCE_PROFILE=full asks every pair in every table.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from conformance.adapters import Adapters
 from conformance.judging.plugin import note
 from conformance.oracle.compare import check
 from conformance.oracle.findings import broken, not_shown
+from conformance.oracle.profiles import FULL
 from conformance.oracle.recorder import fed
 from conformance.oracle.run import PROCESSORS, SAMPLERS, Case, N, decode_plain
 from conformance.subjects.decoded import WINDOW, Family, K, model_of
@@ -40,15 +42,17 @@ def around(values: Sequence[Any], i: int, j: int) -> Any:
 
 
 def pairs(families: list[Family], drafters: list[str], part: int) -> Iterator[tuple[int, Family, int, str]]:
-    """All pairs of the llamas, and every other pair of the rest: those of a ``part``."""
+    """All pairs of llama, and those of the rest whose turn it is. A tree with few drafters has more of them."""
+    parts = 1 if FULL else 2 if len(drafters) < 6 else 4
     for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
-        if family.model == "llama" or (i + j) % 2 == part:
+        # So that the pairs of a model, or of a drafter, have different places in what goes round.
+        if family.name == "llama" or (i + i // 4 + j + j // 4 - part) % parts == 0:
             yield i, family, j, drafter
 
 
 def parity(families: list[Family], drafters: list[str]) -> Iterator[Case]:
     for i, family, j, drafter in pairs(families, drafters, 1):
-        how = {"prefill": around([2048, 1, 4, 20], j, i), "gated": (i + j) % 3 == 0}
+        how = {"prefill": around([2048, 1, 4, 20, 7], j, i), "gated": (i + j) % 3 == 0}
         yield Case(family, drafter, around(family.prompts, j, i), **how)
 
 
@@ -60,14 +64,14 @@ def seeds(families: list[Family], drafters: list[str]) -> Iterator[Case]:
 
 
 def exits(families: list[Family], drafters: list[str]) -> Iterator[Case]:
-    for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
+    for i, family, j, drafter in pairs(families, drafters, 2):
         both = around(ENDS, 5 * i, j), around(ENDS, 5 * i + 9, j)
         for end, n in both if family.model == "llama" else both[:1]:
             yield Case(family, drafter, around(family.prompts, j, i), end, n)
 
 
 def processors(families: list[Family], drafters: list[str]) -> Iterator[Case]:
-    for i, family, j, drafter in pairs(families, drafters, 1):
+    for i, family, j, drafter in pairs(families, drafters, 3):
         end, n = around([("limit", N), ("close", 4), ("limit", N)], j, i)
         sampler = "watched" if (i + j) % 2 else ""
         yield Case(family, drafter, end=end, n=n, sampler=sampler, processors=around(list(PROCESSORS), i, j))
@@ -75,10 +79,10 @@ def processors(families: list[Family], drafters: list[str]) -> Iterator[Case]:
 
 def counts(families: list[Family], drafters: list[str]) -> Iterator[Case]:
     depths = [drafter for drafter in drafters if drafter.endswith(" right")]
-    for (i, family), (j, length) in product(enumerate(families), enumerate(LENGTHS)):
+    for i, family, j, _ in pairs(families, list(map(str, LENGTHS)) if depths else [], 0):
         # In a text that goes round so early, blocks and steps choose others of equal keys in a sparse selection.
-        if depths and not (family.restored and length < min(family.prompts)):
-            yield Case(family, around(depths, j, i), length, n=7)
+        if not (family.restored and LENGTHS[j] < min(family.prompts)):
+            yield Case(family, around(depths, j, i), LENGTHS[j], n=7)
     for j, length in enumerate(GROWTH if depths else ()):
         yield Case(families[0], around(depths, j, 0), length, n=7)
 
