@@ -42,6 +42,7 @@ def text(n: int) -> list[int]:
 def test_propose(benchmark: Any, name: str, match: bool, n: int) -> None:
     """The end of the sequence matches a place in its middle, or no place at all."""
     benchmark.group = f"propose, {'match' if match else 'miss'}, {n} tokens"
+    n = n if benchmark.enabled else n // 16
     strategy, tokens = MAKERS[name](), text(n)
     strategy.observe(tokens)
     # So many that an edit is not resumed behind them.
@@ -55,7 +56,7 @@ def test_propose(benchmark: Any, name: str, match: bool, n: int) -> None:
 def test_observe_a_prompt(benchmark: Any, name: str, n: int) -> None:
     """Each round indexes the whole prompt, so divide by its length. Freeing the previous index is not timed."""
     benchmark.group = f"observe a prompt, {n} tokens"
-    tokens = text(n)
+    tokens = text(n if benchmark.enabled else n // 16)
     benchmark.pedantic(
         lambda strategy: strategy.observe(tokens), setup=lambda: ((MAKERS[name](),), {}), rounds=15, warmup_rounds=1
     )
