@@ -10,10 +10,7 @@
 help_asked "$@"
 cd -- "$here/.."
 status=0
-if [ $# = 0 ]; then
-  "$here/tox.sh" -m matrix || status=$?
-  set -- selftest
-fi
+[ $# != 0 ] || { "$here/tox.sh" -m matrix || status=$?; set -- selftest; }
 "$here/tox.sh" -e "$(IFS=, && echo "$*")" || status=$?
 shopt -s nullglob
 results=(.tox/scorecards/{patched,stock,selftest}*.jsonl)

@@ -36,6 +36,7 @@ class Clone:
             (root / "patches" / name).unlink()
         if applied:
             clone.apply()
+            # The table of README.md has fewer patches.
             clone.works("export.sh")
             clone.made = clone.git("rev-parse", "HEAD")
         git(root, "init", "--quiet")

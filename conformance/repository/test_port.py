@@ -24,16 +24,12 @@ def source(applied: Clone, tmp_path: Path) -> Path:
     return source
 
 
-def conflict(clone: Clone) -> tuple[str, str]:
-    """A line that patch 2 removes from the caches, and another one in its place, with which it conflicts."""
+def conflict(clone: Clone, tree: Path) -> None:
+    """Change a line of the caches that patch 2 removes, so that it conflicts."""
     removed = next(line[1:] for line in clone.patch(2).read_text().splitlines() if re.match(r"-\s+\w", line))
-    return removed, f"{removed}  # another release has this line too"
-
-
-def change(tree: Path, old: str, new: str) -> None:
     file = tree / "mlx_lm" / "models" / "cache.py"
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new, 1))
+    assert removed in file.read_text()
+    file.write_text(file.read_text().replace(removed, f"{removed}  # another release has this line too", 1))
 
 
 def mend(checkout: Path) -> None:
@@ -58,7 +54,7 @@ def test_a_clone_that_is_the_release_is_clean(applied: Clone, source: Path) -> N
 def test_a_conflict_is_left_to_be_mended(applied: Clone, source: Path) -> None:
     """Patch 1 is in the release, and patch 2 conflicts with it."""
     git(source, "am", "--quiet", str(applied.patch(1)))
-    change(source, *conflict(applied))
+    conflict(applied, source)
     git(source, "commit", "--quiet", "--all", "--message", "another release")
     done = applied.run("port.sh", "--source", str(source))
     assert done.returncode == 3, done.stdout + done.stderr
@@ -85,7 +81,7 @@ def test_what_was_mended_for_a_release_becomes_its_patches(applied: Clone) -> No
     vendor, own = applied.root / "vendor", applied.root / "patches" / "9.9.9"
     shutil.unpack_archive(vendor / "sdist" / f"mlx_lm-{DEFAULT}.tar.gz", vendor / "made")
     tree = (vendor / "made" / f"mlx_lm-{DEFAULT}").rename(vendor / "made" / "mlx_lm-9.9.9")
-    change(tree, *conflict(applied))
+    conflict(applied, tree)
     shutil.make_archive(str(vendor / "sdist" / tree.name), "gztar", tree.parent, tree.name)
     done = applied.run("port.sh", "9.9.9")
     assert done.returncode == 3, done.stderr
