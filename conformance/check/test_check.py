@@ -55,8 +55,9 @@ def asked(
     return ask
 
 
-def one_short(cache: KVCache, n: int, right: Any = KVCache.trim) -> Any:
-    return right(cache, max(n - 1, 0))
+def one_short(cache: KVCache, n: int, right: Any = KVCache.trim) -> int:
+    right(cache, max(n - 1, 0))
+    return n
 
 
 def refuse(cache: KVCache, n: int) -> int:

@@ -173,22 +173,20 @@ def test_what_hangs_or_dies_is_told_and_the_rest_is_asked(tmp_path: Path) -> Non
         Run(Path(sys.executable), tmp_path, tmp_path, ["no_such_adapter"]).ask(["conformance/caches"])
 
 
-def test_the_results_of_a_base_are_kept_until_something_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, times = Run(Path(sys.executable), tmp_path, tmp_path / "mlx_lm"), list[str]()
+def test_the_results_of_a_base_are_kept_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, file, seen = Run(Path(sys.executable), tmp_path, tmp_path / "mlx_lm"), tmp_path / "mlx_lm/a.py", list[str]()
 
     def ask(self: Run, tests: list[str]) -> None:
-        times.extend(tests)
+        seen.append(file.read_text())
         (tmp_path / "asked.jsonl").write_text('{"test": "a", "outcome": "holds"}\n')
 
     monkeypatch.setattr(Run, "ask", ask)
-    (tmp_path / "mlx_lm").mkdir()
+    file.parent.mkdir()
     for text in ("1", "2"):
-        (tmp_path / "mlx_lm" / "a.py").write_text(text)
+        file.write_text(text)
         for _ in range(2):
-            assert asked.ask_once([text], tmp_path / "kept") == {"a": Result(HOLDS)}
-    assert times == ["1", "2"]
+            assert asked.ask_once(["caches"], tmp_path / "kept") == {"a": Result(HOLDS)}
+    assert seen == ["1", "2"]
 
 
 def commit(where: Path, name: str) -> str:
