@@ -47,9 +47,11 @@ def after():
     assert False, "after"
 def test_teardown(after): pass
 """
-EXPECTED = """# Wrong: small numbers.
-contracts/c4_parity/test_some.py::test_expected
+EXPECTED = """# Wrong: small
+# numbers.
+contracts/c4_parity/test_some.py::test_exp*
 contracts/c4_parity/test_some.py::test_unexpected
+test_gone.py::test_it
 
 # No such API: it has no drafts.
 test_other.py::import
@@ -84,19 +86,23 @@ def test_each_outcome_is_told(
     (folder / "test_some.py").write_text(TESTS)
     (pytester.path / "expected.txt").write_text(EXPECTED)
     pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "xdist", "-n", "2")
-    told = {test.partition("::test_")[2]: one for test, one in results.read(pytester.path / stock)[1].items()}
+    found = results.read(pytester.path / stock)[1]
+    told = {test.partition("::test_")[2]: one for test, one in found.items()}
     assert {test: (one.outcome, one.said, one.lines) for test, one in told.items() if test} == TOLD
     assert (told["asked"].asked, told["asked"].promised, told["asked"].cases) == (
         "C1 snapshot",
         False,
         {"a case": "lost"},
     )
+    assert told["expected"].expected == "Wrong: small numbers."
+    (stale,) = (one.said for test, one in found.items() if "expected.txt" in test)
+    assert stale.endswith("expected.txt:5: no test is test_gone.py::test_it")
     holds = [{"test": f"contracts/c4_parity/test_a.py::{n}", "outcome": HOLDS} for n in range(12)]
     patched.write_text("".join(f"{json.dumps(line)}\n" for line in holds))
     document, page = pytester.path / "releases.md", pytester.path / "page.md"
     document.write_text("a\n<!-- scorecard -->\nold\n<!-- end scorecard -->\nb\n")
     assert main([str(patched), stock, "--readme", str(document), "--page", str(page)]) == 0
-    assert "**Not as expected**: stock has 4 failed.\n" in capsys.readouterr().out
+    assert "**Not as expected**: stock has 5 failed.\n" in capsys.readouterr().out
     assert all(line in document.read_text() for line in SHOWN.splitlines())
     assert re.search(r"- stock: mlx-lm \S+, mlx \S+, .*[CG]PU, ", document.read_text())
     assert document.read_text().endswith("<!-- end scorecard -->\nb\n")
