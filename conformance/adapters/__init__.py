@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -75,10 +74,6 @@ class Drafts:
         if (id(model), make) not in _MADE:
             _MADE[id(model), make] = model, make(model)
         return _MADE[id(model), make][1]
-
-    def again(self, right: Sequence[int]) -> Drafts:
-        """The drafts of the turn that follows."""
-        return replace(self, right=right, strategy=None)
 
 
 _MADE: dict[tuple[int, Any], tuple[Any, Any]] = {}
@@ -219,11 +214,8 @@ def load(name: str) -> ModuleType:
     try:
         if name in SHIPPED:
             return importlib.import_module(f"{__name__}.{name}")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = ModuleType(path.stem)
+        exec(compile(path.read_text("utf-8"), name, "exec"), vars(module))
     except (ImportError, SyntaxError) as error:
         raise Unusable(f"the adapter {name} cannot be imported here: {error}.") from error
     may_have = ", ".join(sorted(NAMES))
