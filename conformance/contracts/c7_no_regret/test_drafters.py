@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import accumulate, cycle
 from statistics import geometric_mean
 from typing import Any
@@ -20,68 +19,48 @@ from mlx_lm.draft import BlockCosts, EditStrategy, LearnedCosts, Proposal, Suffi
 
 from conformance.drafters import Changing, Scripted, Wrong
 from conformance.lab.simulate.rivals import RIVALS
-from conformance.lab.simulate.run import CPU, LEAST, M4, TABLES, Clock, Make, Result, Row, decode, makers, run
-from conformance.lab.streams import NAMES, VOCAB, Encode, Request, Stream, bpe, load, streams, words
+from conformance.lab.simulate.run import CPU, LEAST, M4, TABLES, Clock, Make, Result, decode, makers, run
+from conformance.lab.streams import NAMES, VOCAB, Encode, Request, bpe, load, streams, words
 from conformance.lab.texts import edits
 from conformance.oracle.findings import broken
+from conformance.oracle.profiles import FULL
 
-SEEDS, SMALL = range(100, 101), (300, 1000)
+# Of longer streams only the full profile asks: on one of 300 tokens a single draft more weighs 3 %.
+SEEDS, SIZES, MARGIN = range(100, 101), (300, 1000) if FULL else (300,), 0.02 if FULL else 0.05
 # Answers of about 40 tokens. In few of them a single draft would weigh too much.
 MORE_SEEDS = dict.fromkeys(("outline", "quote", "lookup", "tool"), range(100, 112))
 SLOWEST = 0.97
-# How much slower than the best rival EditStrategy and SuffixStrategy may be, as a share of its speed.
-MARGIN = 0.02
 # The most that drafts may cost beyond their gain: in passes, for each token, and if four proposed tokens came true.
 CREDIT, CREDIT_PER_TOKEN, LENT = 1.0, 0.005, 0.35
-
-
-@cache
-def recorded(*names: str) -> list[Stream]:
-    return [s for name in names or NAMES for s in streams(MORE_SEEDS.get(name, SEEDS), SMALL, names=[name])]
-
-
-# Beside those of the package: two that are always wrong, and what users may write.
-OTHERS: dict[str, Make] = RIVALS | {"always wrong": Wrong, "another claim": Changing}
 # Each is the fastest on some workload, and on none is another rival faster than all of them.
 FASTEST = ("longest, recent", "longest, first", "longest, common, 1x", "transformers, 10", "recent 3-gram")
+# Beside those of the package: two that are always wrong, and what users may write.
+OTHERS: dict[str, Make] = {name: RIVALS[name] for name in FASTEST} | {"always wrong": Wrong, "another claim": Changing}
+ASKED = [("cpu", name) for name in (*makers(), *OTHERS)]
+ASKED += [("m4", name) for name in ("edit", "ngram-mod", "always wrong")]
 
 
-@cache
-def rows(strategy: str, name: str, costs: str) -> list[Row]:
-    """Of each stream of a workload."""
-    return [run((makers() | OTHERS)[strategy], [stream], TABLES[costs]) for stream in recorded(name)]
-
-
-def speed(strategy: str, name: str) -> float:
-    return sum((row.by_name[name] for row in rows(strategy, name, "cpu")), Result()).speed
-
-
-# Side by side are those that have the same rivals.
-@pytest.mark.parametrize(("strategy", "name"), [(one, name) for name in NAMES for one in ("edit", "suffix")])
-def test_no_rival_is_ahead(strategy: str, name: str) -> None:
-    ours, (best, other) = speed(strategy, name), max((speed(rival, name), rival) for rival in FASTEST)
-    said = f"{name}: {strategy} is {ours:.3f} times as fast as decoding without drafts, {other} {best:.3f}"
-    assert ours >= (1 - MARGIN) * best, said
-
-
-WRITTEN = ("always wrong", "another claim", "recent 3-gram", "transformers")
-ASKED = [(name, "cpu") for name in (*makers(), *WRITTEN)]
-ASKED += [(name, "m4") for name in ("edit", "ngram-mod", "always wrong")]
-
-
-@pytest.mark.parametrize(("strategy", "costs"), ASKED)
-def test_no_stream_is_slower(strategy: str, costs: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_no_stream_is_slower_and_no_rival_ahead(name: str) -> None:
     """The credit is more than 3 % of an answer below 50 tokens. The cost never exceeds it."""
-    said = []
-    for name in NAMES:
-        for stream, row in zip(recorded(name), rows(strategy, name, costs), strict=True):
+    slow, speeds = list[str](), dict[str, float]()
+    for costs, strategy in ASKED:
+        make, total = (makers() | OTHERS)[strategy], Result()
+        credit = CREDIT + LENT * (strategy != "always wrong")
+        for stream in streams(MORE_SEEDS.get(name, SEEDS), SIZES, names=[name]):
+            row = run(make, [stream], TABLES[costs])
             result = row.by_name[name]
-            credit = CREDIT if strategy == "always wrong" else CREDIT + LENT
             most = (1 + CREDIT_PER_TOKEN) * result.emitted + credit * len(stream.requests)
             if row.worst < SLOWEST or result.spent > most + 1e-6:
-                said.append(f"{name}, {result.emitted} tokens: {result.spent:.1f} passes, not {most:.1f} at most")
-    if said:
-        broken(f"{strategy} slows a text down", "\n".join(said))
+                slow.append(f"{strategy}, {costs}: {result.emitted} tokens cost {result.spent:.1f}, at most {most:.1f}")
+            total += result
+        speeds.setdefault(strategy, total.speed)
+    if slow:
+        broken(f"drafts slow {name} down", "\n".join(slow))
+    best, rival = max((speeds[one], one) for one in FASTEST)
+    for ours in ("edit", "suffix"):
+        said = f"{name}: {ours} is {speeds[ours]:.3f} times as fast as decoding without drafts, {rival} {best:.3f}"
+        assert speeds[ours] >= (1 - MARGIN) * best, said
 
 
 # Cost tables from blocks at the cost of one token to blocks at twice the cost of their tokens: what a token more costs.
@@ -142,31 +121,27 @@ def clock(seed: str) -> Clock:
     return seconds
 
 
-@pytest.mark.parametrize(
-    ("device", "factor"), [("cpu-16bit", 1 / 3), ("cpu-16bit", 1), ("metal", 3), ("cuda", 1), ("cuda", 3)]
-)
+@pytest.mark.parametrize(("device", "factor"), [("cpu-16bit", 1 / 3), ("metal", 3), ("cuda", 1)])
 def test_costs_are_learned_by_the_second_response(device: str, factor: float) -> None:
     """Each additional token costs ``factor`` times as much as the table of the device says."""
     table = device_costs(device)
     truth = BlockCosts(table.lengths, [1 + factor * (cost - 1) for cost in table.costs])
-    known, *responses = Result(), Result(), Result()
-    for stream in recorded("rename", "chat", "echo", "json", "code", "prose", "ambiguous"):
+    known, first, second = Result(), Result(), Result()
+    for stream in streams(SEEDS, SIZES, names=["rename", "chat", "echo", "json", "code", "prose", "ambiguous"]):
         request, learned = stream.requests[0], LearnedCosts(table)
-        seconds = clock(f"{stream.name} {stream.size} {stream.seed}")
+        how: dict[str, Any] = {"learned": learned, "clock": clock(f"{stream.name} {stream.size} {stream.seed}")}
         known += decode(SuffixStrategy(), request, truth)[0]
-        for i in range(2):
-            responses[i] += decode(SuffixStrategy(), request, truth, learned=learned, clock=seconds)[0]
-    first, second = (response.speed / known.speed for response in responses)
-    # Where the shortest block costs two passes, each draft too many weighs more.
-    least = 0.94 if (device, factor) == ("cuda", 3) else 0.96
-    assert second > least, f"with {factor:.2g} times the costs of {device}, the second response has {second:.3f} of it"
-    assert factor != 1 or min(first, second) > 0.98, f"with the costs of {device}, it has {first:.3f} and {second:.3f}"
+        first += decode(SuffixStrategy(), request, truth, **how)[0]
+        second += decode(SuffixStrategy(), request, truth, **how)[0]
+    for response in (second, first) if factor == 1 else (second,):
+        share = response.speed / known.speed
+        assert share > 0.96, f"with {factor:.2g} times the costs of {device}, a response has {share:.3f} of its speed"
 
 
 def test_drafts_begin_where_each_block_costs_over_two_passes() -> None:
     """As on a GPU that takes as long for two tokens as for sixteen."""
     costs = BlockCosts((1, 2, 16), (1.0, 3.2, 3.6))
-    result, _ = decode(EditStrategy(), recorded("echo")[0].requests[0], costs)
+    result, _ = decode(EditStrategy(), streams(SEEDS, [300], names=["echo"])[0].requests[0], costs)
     assert result.speed > 5, f"a text that is repeated is {result.speed:.2f} times as fast"
 
 

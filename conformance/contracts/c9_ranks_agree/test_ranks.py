@@ -17,7 +17,6 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 from mlx_lm.draft import BlockCosts, DraftStats, NgramModStrategy, NgramModTable, Planner, SuffixStrategy
-from mlx_lm.draft.verify import BlockVerifier
 from mlx_lm.generate import BatchGenerator, generate_step, prompt_lookup_generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
@@ -47,19 +46,6 @@ class Unasked:
     propose = accept = observe
 
 
-class NowAndThen(SuffixStrategy):  # type: ignore[misc]
-    """Proposes nothing for twelve tokens, then drafts for twelve tokens."""
-
-    n_seen = 0
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        self.n_seen += len(tokens)
-        super().observe(tokens)
-
-    def propose(self, n_max: int) -> Any:
-        return super().propose(n_max) if self.n_seen // 12 % 2 else []
-
-
 # The options of a rank, by its number and the text: the prompt with the answer of plain decoding.
 Options = Callable[[int, list[int]], dict[str, Any]]
 
@@ -69,8 +55,6 @@ class Case:
     options: Options = lambda *_: {}
     # Whether drafts are accepted whatever the costs are on this machine, or none is.
     accepts: bool | None = None
-    # Without a draft for a while, plain decoding runs ahead.
-    ahead: bool = False
     # What the error of rank 0 says.
     error: str = ""
     # Of a batch: how the strategy of the first row on rank 0 fails, and the rank whose caches cannot drop.
@@ -88,10 +72,6 @@ def failing(strategy: Any, method: str, at: int) -> Any:
     return strategy
 
 
-def fails(method: str, at: int) -> Case:
-    return Case(of_the_first(lambda _: failing(SuffixStrategy(), method, at)), error=f"call {at}")
-
-
 def of_a_memory(rank: int, text: list[int]) -> dict[str, Any]:
     """A memory of the text. On other ranks it holds other next tokens."""
     table = NgramModTable(3)
@@ -106,23 +86,22 @@ def of_other_costs(rank: int, _: list[int]) -> dict[str, Any]:
 PAYING = {"draft_costs": BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))}
 UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5}
 STREAMS: dict[str, Case] = {
-    "plain": Case(),
     "memory": Case(of_a_memory, accepts=True),
     "costs": Case(of_other_costs, accepts=True),
     "margin": Case(lambda *_: {"draft_type": "auto", "draft_margin": "auto"}),
-    "ties": Case(lambda *_: {"draft_type": "auto", "draft_margin": 2.0}),
     "slow first": Case(lambda rank, _: {"draft_type": "auto", "seconds": (1 - rank) * 0.005}),
     "slow last": Case(lambda rank, _: {"draft_type": "auto", "seconds": rank * 0.005, **PAYING}),
-    "now and then": Case(of_the_first(lambda _: NowAndThen(), **PAYING), ahead=True),
-    "plain, sampled": Case(lambda *_: {"sampler": make_sampler(0.8)}),
     "sampled": Case(lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)}),
     "scripted": Case(of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED), accepts=True),
 }
+METHODS = (("propose", 2), ("observe", 0), ("accept", 0))
 # After a failure the ranks are in step.
 FAILING: dict[str, Case] = {
-    "propose fails": fails("propose", 2),
-    "observe fails": fails("observe", 0),
-    "accept fails": fails("accept", 0),
+    f"{method} fails": Case(
+        of_the_first(lambda _, how=(method, at): failing(SuffixStrategy(), *how)), error=f"call {at}"
+    )
+    for method, at in METHODS
+} | {
     "no token": Case(of_the_first(lambda _: Wrong(-1)), error="-1"),
     "other memories": Case(
         lambda rank, _: {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(3 + rank), "ngram_size": 3},
@@ -132,24 +111,23 @@ FAILING: dict[str, Case] = {
 }
 # Two rows, of whose drafts the first half is right. What the stage of one rank cannot drop, no stage drafts.
 CANNOT = {f"rank {rank} cannot drop": Case(cannot=rank, accepts=False) for rank in (0, 1)}
-METHODS = {f"a row whose {how[0]} fails": Case(method=how) for how in (("observe", 1), ("propose", 1), ("accept", 0))}
-BATCHES = {"rows": Case(accepts=True)} | CANNOT | METHODS
+ROW_FAILS = {f"a row whose {method} fails": Case(method=(method, min(at, 1))) for method, at in METHODS}
+BATCHES = {"rows": Case(accepts=True)} | CANNOT | ROW_FAILS
 CASES = STREAMS | FAILING | BATCHES
 # How a model is split, its name, and the cases. The ranks are started once for those of a run. In the whole every rank
-# has all of the model.
+# has all of the model. Caches of a pipeline are restored and rewound.
 Part = tuple[str, str, Sequence[str]]
 RUNS: dict[str, list[Part]] = {
-    "tensor": [("tensor", "fixture", [*STREAMS, *FAILING])],
-    # Caches that are restored and rewound.
-    "pipeline": [
-        ("pipeline", "fixture", [*STREAMS, "auto"]),
-        *(("pipeline", name, ["margin", "scripted", "now and then"]) for name in ("deepseek_v41", "qwen3_next")),
+    "streams": [
+        ("tensor", "fixture", [*STREAMS, *FAILING]),
+        ("pipeline", "fixture", ["costs", "propose fails", "auto"]),
+        *(("pipeline", name, ["margin", "scripted"]) for name in ("deepseek_v41", "qwen3_next")),
     ],
-    "whole": [("whole", "fixture", ["memory", "costs"])],
     "rows": [
+        ("whole", "fixture", ["memory", "costs"]),
         *(("pipeline", name, ["rows"]) for name in ("qwen3_next", "qwen3_5", "kimi_k3", "bailing_hybrid")),
         ("pipeline", "qwen3_next", [*CANNOT]),
-        ("whole", "llama", [*METHODS]),
+        ("whole", "llama", [*ROW_FAILS]),
     ],
 }
 
@@ -177,34 +155,27 @@ class Result:
     blocks: list[int] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
-    ahead: int = 0
     offsets: set[int] = field(default_factory=set)
     error: str = ""
 
 
-def decode(model: Any, prompt: list[int], case: str = "plain", group: Any = None, right: Sequence[int] = ()) -> Result:
-    """Decode a prompt, together with the other ranks if there are any."""
+def decode(model: Any, prompt: list[int], case: Case, group: Any = None, right: Sequence[int] = ()) -> Result:
+    """Decode a prompt, together with the other ranks, or alone without drafts."""
     stats, layers, part, step = DraftStats(), make_prompt_cache(model), Slow(model), generate_step
-    options = CASES[case].options(group.rank() if group else 0, [*prompt, *right])
+    options = case.options(group.rank() if group else 0, [*prompt, *right])
     part.seconds = options.pop("seconds", 0.0)
-    if group is not None and options.keys() - {"sampler"}:
+    if group is None:
+        options = {name: options[name] for name in options.keys() & {"sampler"}}
+    else:
         step = speculative_generate_step if "draft_strategy" in options else prompt_lookup_generate_step
         options |= {"draft_group": group, "stats": stats}
     mx.random.seed(SEED)
-    verify, result = BlockVerifier.verify, Result([], part.blocks)
-
-    def counted(self: Any, token: Any, draft: Any) -> Any:
-        # A token that is fed before it is known.
-        result.ahead += isinstance(token, mx.array)
-        return verify(self, token, draft)
-
-    tokens = list[int]()
-    with patch.object(BlockVerifier, "verify", counted):
-        try:
-            for token, *_ in step(mx.array(prompt), part, max_tokens=N, prompt_cache=layers, **options):
-                tokens.append(token)
-        except (ValueError, RuntimeError) as e:
-            result.error = f"{type(e).__name__}: {e}"
+    result, tokens = Result([], part.blocks), list[int]()
+    try:
+        for token, *_ in step(mx.array(prompt), part, max_tokens=N, prompt_cache=layers, **options):
+            tokens.append(token)
+    except (ValueError, RuntimeError) as e:
+        result.error = f"{type(e).__name__}: {e}"
     result.rows = [(tokens, "error" if result.error else "length")]
     result.drafted, result.accepted = stats.drafted, stats.accepted
     result.offsets = {c.offset for c in layers if hasattr(c, "offset")}
@@ -258,7 +229,7 @@ def decoded(asked: Sequence[Asked]) -> Iterator[Result]:
         if case in BATCHES:
             yield decode_rows(model, prompts, CASES[case], group, right)
         else:
-            yield decode(model, prompts[0], case, group, right[0])
+            yield decode(model, prompts[0], CASES[case], group, right[0])
     # A rank that ends takes the pass from the other one that runs ahead.
     mx.eval(mx.distributed.all_sum(mx.array(1), group=group))
 
@@ -270,11 +241,11 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, run: str) -> None:
         model, tokenizer = load(str(FIXTURE)) if name == "fixture" else (build(name), None)
         stream = ids(tokenizer, "tool") if tokenizer else PATTERN
         folder = str((as_qwen2(tmp_path) if how == "pipeline" else FIXTURE) if tokenizer else name)
-        plain = cache(lambda case, *prompt, model=model: decode(model, list(prompt), case))
+        plain = cache(lambda case, *prompt, model=model: decode(model, list(prompt), CASES[case]))
         for case in cases:
-            sampled = "plain, sampled" if "sampler" in CASES[case].options(0, []) else "plain"
+            same = case if case == "sampled" else "auto"
             prompts = ROWS if case in BATCHES else [stream]
-            rights.append([plain(sampled, *prompt) for prompt in prompts])
+            rights.append([plain(same, *prompt) for prompt in prompts])
             asked.append((how, folder, case, prompts, [right.rows[0][0] for right in rights[-1]]))
     for one, right, (first, other) in zip(asked, rights, call(tmp_path, decoded, asked), strict=True):
         check(f"{one[1]}, {one[2]}", CASES[one[2]], right, first, other)
@@ -282,7 +253,7 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, run: str) -> None:
 
 def check(about: str, case: Case, right: list[Result], first: Result, other: Result) -> None:
     """What two ranks decode is what one decodes, in the same blocks."""
-    for what in ("blocks", "rows", "drafted", "accepted", "ahead"):
+    for what in ("blocks", "rows", "drafted", "accepted"):
         if (a := getattr(first, what)) != (b := getattr(other, what)):
             broken(f"{about}: the {what} differ: {a} on rank 0, {b} on rank 1")
     failed = case.error or case.method
@@ -298,5 +269,3 @@ def check(about: str, case: Case, right: list[Result], first: Result, other: Res
         broken(f"{about}: the ranks say {first.error!r} and {other.error!r} instead of {case.error!r}")
     if case.accepts is not None and (bool(first.accepted) != case.accepts or not first.drafted):
         broken(f"{about}: {first.accepted} of {first.drafted} are accepted")
-    if case.ahead and not first.ahead:
-        broken(f"{about}: plain decoding never runs ahead")

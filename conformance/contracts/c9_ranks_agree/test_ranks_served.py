@@ -20,6 +20,7 @@ from conformance.doors.ranks import serve_on_ranks
 from conformance.doors.server.process import Body
 from conformance.doors.server.requests import Right, judge_all, load
 from conformance.oracle.findings import broken
+from conformance.oracle.profiles import FULL
 from conformance.server.traffic import GATE_OFF, Session, check_ends
 from conformance.subjects.prompts import PROMPTS
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
@@ -27,7 +28,6 @@ from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, as_qwen2, save
 WAYS: list[Body] = [
     {"draft_type": "none"},
     {"draft_type": "ngram-simple", "ngram_size": 2, "disable_adaptive_gate": True},
-    {"draft_type": "ngram-mod", "ngram_size": 4},
     {"draft_type": "ngram-mod", "ngram_size": 4},
     {"draft_type": "suffix", "num_draft_tokens": 4},
     {"draft_type": "auto", "seed": 1},
@@ -47,10 +47,8 @@ def test_the_server(tmp_path: Path, how: str) -> None:
     asked = [body | way for body, way in zip(bodies, WAYS, strict=False)]
     by = "none" if how == "pipeline" else "ngram-mod"
     with serve_on_ranks(tmp_path, *options, model=model) as client:
-        judge_all(asked, load(client, asked, 1), right, by)
-        for leaving in (asked[1], asked[5]):
-            with closing(client.pieces(leaving)) as pieces:
-                next(pieces)
+        with closing(client.pieces(asked[1])) as pieces:
+            next(pieces)
         judge_all(asked, answers := load(client, asked, 4), right, by)
         if not any(answer.draft.get("accepted") for answer in answers[-2:]):
             broken(f"no drafted token is accepted: {answers}")
@@ -64,7 +62,7 @@ NO_DRAFTS = ("--draft-type", "none")
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("how", SPLIT)
+@pytest.mark.parametrize("how", SPLIT if FULL else ["pipeline"])
 def test_a_session_with_prefixes(tmp_path: Path, how: str) -> None:
     """Both ranks go on from the same place, which is as near as on one rank."""
     name, options, noise = SPLIT[how]
@@ -80,12 +78,11 @@ def said(printed: str) -> list[str]:
     return [line for line in lines if line.strip() and not re.search(drawn, line)]
 
 
-@pytest.mark.parametrize("draft_type", ["auto", "ngram-mod"])
-def test_the_chat(tmp_path: Path, draft_type: str) -> None:
+def test_the_chat(tmp_path: Path) -> None:
     chat = ["-m", "mlx_lm", "chat", "--model", str(FIXTURE), "--max-tokens", "32"]
     typed = "".join(f"Change `{a}` to `{b}`. {a} = 1\n" for a, b in ("xy", "yz")) + "r\nChange `x` to `z`. x = 1\nq\n"
     one = run(chat, typed=typed).stdout
-    two, _ = ranks.run([*chat, "--draft-type", draft_type], tmp_path, typed)
+    two, _ = ranks.run([*chat, "--draft-type", "auto"], tmp_path, typed)
     if said(two) != said(one):
         broken(f"two ranks say {said(two)}, one {said(one)}")
     assert drafting(two)
