@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pytest
 
 from conformance.contracts.c11_prefixes.sessions import ANSWER, PROMPT, WINDOW, Session, partly
-from conformance.subjects.architectures import SHORT, batched, bounded, build
+from conformance.oracle.profiles import FULL
+from conformance.subjects.architectures import SHORT, batched, bounded, build, classes
 
+T = TypeVar("T")
 pytestmark = pytest.mark.usefixtures("uncompiled")
 # How many tokens the next prompt shares: none, at the edges of the window, in the middle, at the ends of messages and
 # of what is fed at once, one token from the end, and in the answer.
@@ -19,15 +22,24 @@ ROUNDING = dict.fromkeys(
     "bailing_hybrid falcon_h1 granitemoehybrid longcat_flash_ngram mamba2 nemotron_h plamo2".split(), 1e-4
 )
 UNTRIMMABLE = bounded()
+# One model for each kind of state is asked everything. The others are asked alone or in a batch, by turns.
+KINDS = {frozenset(classes()[name]): name for name in (*UNTRIMMABLE, "gemma3_text", "mamba", "qwen3_next")}
+WHOLE = {*(UNTRIMMABLE if FULL else KINDS.values())}
+ALONE = [name for i, name in enumerate(UNTRIMMABLE) if name in WHOLE or i % 2]
 
 
-@pytest.mark.parametrize("name", UNTRIMMABLE)
+def sample(name: str, cases: Sequence[T]) -> Sequence[T]:
+    """All cases, or one of them by turns."""
+    return cases if name in WHOLE else [cases[UNTRIMMABLE.index(name) // 2 % len(cases)]]
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_alone(name: str) -> None:
     """Without drafts, and with drafts that are half right."""
     model = build(name)
     for drafts, edits in ((None, EDITS), (partly(0.5), AFTER_DRAFTS)):
         session = Session(name, model, ROUNDING.get(name, 0.0))
-        session.ask_edits(session.ask(PROMPT, drafts).text, edits)
+        session.ask_edits(session.ask(PROMPT, drafts).text, sample(name, edits))
 
 
 # What is asked for next: the next turn, an edited turn, the same turn edited again, and another last token.
@@ -37,18 +49,13 @@ CHANGES: list[Callable[[list[int]], list[int]]] = [
     lambda text: [*text[:28], 1, 4],
     lambda text: [*text[: -ANSWER - 1], 4],
 ]
-# Two of them for each model in turn: test_alone asks every edit of every model.
-TALKS = ((0, 1), (1, 2), (0, 3))
 
 
-# The others compute wrong blocks in the release too.
-TOGETHER = [name for name in UNTRIMMABLE if name in batched() and name not in SHORT]
-
-
-@pytest.mark.parametrize("name", TOGETHER)
+# Those of SHORT compute wrong blocks in the release too.
+@pytest.mark.parametrize("name", sorted(({*UNTRIMMABLE} - {*ALONE} | WHOLE) & {*batched()} - SHORT))
 def test_together(name: str) -> None:
     """Three conversations at a time, with no drafts, half right and right ones, go on from what any did before."""
     session, drafts = Session(name, build(name)), (None, partly(0.5), partly(1.0))
     texts = [one.text for one in session.ask_together([PROMPT, PROMPT[4:45], PROMPT[9:40]], drafts)]
-    for i in TALKS[TOGETHER.index(name) % len(TALKS)]:
-        texts = [one.text for one in session.ask_together([*map(CHANGES[i], texts)], drafts)]
+    for change in sample(name, CHANGES):
+        texts = [one.text for one in session.ask_together([*map(change, texts)], drafts)]
