@@ -72,6 +72,10 @@ def failing(strategy: Any, method: str, at: int) -> Any:
     return strategy
 
 
+def fails(method: str, at: int) -> Case:
+    return Case(of_the_first(lambda _: failing(SuffixStrategy(), method, at)), error=f"call {at}")
+
+
 def of_a_memory(rank: int, text: list[int]) -> dict[str, Any]:
     """A memory of the text. On other ranks it holds other next tokens."""
     table = NgramModTable(3)
@@ -97,11 +101,7 @@ STREAMS: dict[str, Case] = {
 METHODS = (("propose", 2), ("observe", 0), ("accept", 0))
 # After a failure the ranks are in step.
 FAILING: dict[str, Case] = {
-    f"{method} fails": Case(
-        of_the_first(lambda _, how=(method, at): failing(SuffixStrategy(), *how)), error=f"call {at}"
-    )
-    for method, at in METHODS
-} | {
+    **{f"{method} fails": fails(method, at) for method, at in METHODS},
     "no token": Case(of_the_first(lambda _: Wrong(-1)), error="-1"),
     "other memories": Case(
         lambda rank, _: {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(3 + rank), "ngram_size": 3},
