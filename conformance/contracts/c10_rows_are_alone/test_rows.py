@@ -27,10 +27,6 @@ def plain(family: Family) -> Plain:
     return Plain(model_of(family))
 
 
-def penalized() -> Any:
-    return penalty
-
-
 def compare(family: Family, late: int = 0, processors: tuple[Any, ...] = (None, None, None)) -> None:
     """The last row joins when the others have so many tokens."""
     batch = Rows(plain(family), lambda _, distance, scale: distance <= scale * most(family))
@@ -53,12 +49,8 @@ def rests_on(request: pytest.FixtureRequest, about: Callable[..., None]) -> None
 
 @pytest.mark.asked("C10 rows", promised=True)
 def test_rows(family: Family, adapter: Adapters) -> None:
-    """Rows of different lengths that end one after the other."""
+    """Rows of different lengths that end one after the other, and of which the last one joins late."""
     compare(family)
-
-
-@pytest.mark.asked("C10 rows", promised=True)
-def test_a_row_that_joins(family: Family, adapter: Adapters) -> None:
     compare(family, late=4)
 
 
@@ -66,4 +58,4 @@ def test_a_row_that_joins(family: Family, adapter: Adapters) -> None:
 @pytest.mark.asked("C5 processors of a row", promised=True)
 def test_processors_of_one_row(family: Family, adapter: Adapters) -> None:
     """The processors of a greedy row act on this row, and on no other."""
-    compare(family, processors=(None, penalized, None))
+    compare(family, processors=(None, lambda: penalty, None))

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import (
-    ArraysCache,
-    BatchKVCache,
-    BatchRotatingKVCache,
-    ChunkedKVCache,
-    ConcatenateKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-)
-from mlx_lm.models.deepseek_v41 import LayerCache
+from mlx_lm.models.cache import ArraysCache, BatchKVCache
 
-CACHES: dict[str, Callable[[], Any]] = {
-    "KVCache": KVCache,
-    "QuantizedKVCache": QuantizedKVCache,
-    "ConcatenateKVCache": ConcatenateKVCache,
-    "BatchKVCache": lambda: BatchKVCache([0]),
-    "ChunkedKVCache": lambda: ChunkedKVCache(512),
-    "RotatingKVCache": lambda: RotatingKVCache(512),
-    "BatchRotatingKVCache": lambda: BatchRotatingKVCache(512, [0]),
-    "ArraysCache": lambda: ArraysCache(2),
-    "LayerCache": lambda: LayerCache(512),
-}
+from conformance.caches.kinds import KINDS, NAMES
+
+# Lists of caches are made of these.
+CACHES = [name for name, kind in KINDS.items() if len(kind.classes) == 1 and kind.code.count("(") == 1]
 
 
 def filled(name: str, tokens: int) -> Any:
     """A cache that holds ``tokens`` tokens."""
-    cache = CACHES[name]()
+    (cache,) = eval(KINDS[name].code.format(size=512, padding=[0]), dict(NAMES))
     rows = mx.zeros((1, 1, tokens, 64), dtype=mx.float16)
     if isinstance(cache, ArraysCache):
         cache[0], cache[1] = rows[:, 0, :3], rows[:, 0, :64]
-    elif isinstance(cache, LayerCache):
+    elif hasattr(cache, "update_window"):
         cache.update_window(rows[:, 0])
     else:
         cache.update_and_fetch(rows, rows)

@@ -1,12 +1,11 @@
 """Two ranks decode together what one decodes, tensor parallel and as a pipeline, a sequence and a batch.
 
-Rank 0 decides all drafts. The costs, memory, strategy and speed of the other rank do not matter: both feed the same
+Rank 0 decides all drafts. The costs, memory and strategy of the other rank do not matter: both feed the same
 blocks. What fails on rank 0 ends at the same step on both. A deadlock fails.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,6 +25,7 @@ from conformance import FIXTURE
 from conformance.doors.ranks import call
 from conformance.drafters import Partly, Scripted, Wrong
 from conformance.oracle.findings import broken
+from conformance.oracle.recorder import fed
 from conformance.oracle.rows import FREE, breaking
 from conformance.subjects.architectures import build
 from conformance.subjects.prompts import ids
@@ -87,14 +87,11 @@ def of_other_costs(rank: int, _: list[int]) -> dict[str, Any]:
     return {"draft_type": "auto", "draft_costs": BlockCosts((1, 2, 16), (1, 1.1 + rank, 4 + 9 * rank))}
 
 
-PAYING = {"draft_costs": BlockCosts((1, 2, 16), (1.0, 1.35, 6.0))}
 UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5}
 STREAMS: dict[str, Case] = {
     "memory": Case(of_a_memory, accepts=True),
     "costs": Case(of_other_costs, accepts=True),
     "margin": Case(lambda *_: {"draft_type": "auto", "draft_margin": "auto"}),
-    "slow first": Case(lambda rank, _: {"draft_type": "auto", "seconds": (1 - rank) * 0.005}),
-    "slow last": Case(lambda rank, _: {"draft_type": "auto", "seconds": rank * 0.005, **PAYING}),
     "sampled": Case(lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)}),
     "scripted": Case(of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED), accepts=True),
 }
@@ -132,20 +129,6 @@ RUNS: dict[str, list[Part]] = {
 }
 
 
-class Slow:
-    """A rank's part of a model."""
-
-    seconds = 0.0
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.layers, self.blocks = model, model.layers, list[int]()
-
-    def __call__(self, inputs: mx.array, cache: list[Any]) -> Any:
-        time.sleep(self.seconds)
-        self.blocks.append(inputs.size)
-        return self.model(inputs, cache=cache)
-
-
 @dataclass
 class Result:
     """The record of one rank for one decode."""
@@ -161,21 +144,22 @@ class Result:
 
 def decode(model: Any, prompt: list[int], case: Case, group: Any = None, right: Sequence[int] = ()) -> Result:
     """Decode a prompt, together with the other ranks, or alone without drafts."""
-    stats, layers, part, step = DraftStats(), make_prompt_cache(model), Slow(model), generate_step
+    stats, layers, step = DraftStats(), make_prompt_cache(model), generate_step
     options = case.options(group.rank() if group else 0, [*prompt, *right])
-    part.seconds = options.pop("seconds", 0.0)
     if group is None:
         options = {name: options[name] for name in options.keys() & {"sampler"}}
     else:
         step = speculative_generate_step if "draft_strategy" in options else prompt_lookup_generate_step
         options |= {"draft_group": group, "stats": stats}
     mx.random.seed(SEED)
-    result, tokens = Result([], part.blocks), list[int]()
-    try:
-        for token, *_ in step(mx.array(prompt), part, max_tokens=N, prompt_cache=layers, **options):
-            tokens.append(token)
-    except (ValueError, RuntimeError) as e:
-        result.error = f"{type(e).__name__}: {e}"
+    tokens = list[int]()
+    with fed(model) as blocks:
+        result = Result([], blocks)
+        try:
+            for token, *_ in step(mx.array(prompt), model, max_tokens=N, prompt_cache=layers, **options):
+                tokens.append(token)
+        except (ValueError, RuntimeError) as e:
+            result.error = f"{type(e).__name__}: {e}"
     result.rows = [(tokens, "error" if result.error else "length")]
     result.drafted, result.accepted = stats.drafted, stats.accepted
     result.offsets = {c.offset for c in layers if hasattr(c, "offset")}

@@ -71,11 +71,8 @@ def test_a_session_with_prefixes(tmp_path: Path, how: str) -> None:
         check_ends(Session(client, Right(), str(model), GATE_OFF, noise))
 
 
-def said(printed: str) -> list[str]:
-    """The answers, without what is drawn and without times."""
-    drawn = r"tok/s|Drafting: |[\u2500-\u257f\u203a]"
-    lines = CONTROLS.sub("", printed).splitlines()
-    return [line for line in lines if line.strip() and not re.search(drawn, line)]
+# What a chat draws, and its times.
+DRAWN = re.compile(r"tok/s|Drafting: |[\u2500-\u257f\u203a]")
 
 
 def test_the_chat(tmp_path: Path) -> None:
@@ -83,6 +80,8 @@ def test_the_chat(tmp_path: Path) -> None:
     typed = "".join(f"Change `{a}` to `{b}`. {a} = 1\n" for a, b in ("xy", "yz")) + "r\nChange `x` to `z`. x = 1\nq\n"
     one = run(chat, typed=typed).stdout
     two, _ = ranks.run([*chat, "--draft-type", "auto"], tmp_path, typed)
-    if said(two) != said(one):
-        broken(f"two ranks say {said(two)}, one {said(one)}")
+    lines = [CONTROLS.sub("", printed).splitlines() for printed in (two, one)]
+    found, right = ([line for line in said if line.strip() and not DRAWN.search(line)] for said in lines)
+    if found != right:
+        broken(f"two ranks say {found}, one {right}")
     assert drafting(two)
