@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -49,16 +49,13 @@ def ends(length: int, found: int = 0) -> set[int]:
 class Answer:
     prompt: Sequence[int]
     cache: list[Any]
+    # How many tokens the cache held before.
+    found: int
     taken: Checkpoints
     tokens: list[int] = field(default_factory=list)
     rows: list[mx.array] = field(default_factory=list)
     # The lengths of what was fed at once.
     blocks: list[int] = field(default_factory=list)
-
-    @property
-    def found(self) -> int:
-        n: int = self.taken.n_cached
-        return n
 
     @property
     def text(self) -> list[int]:
@@ -81,13 +78,14 @@ class Session:
 
     def _cold(self, prompt: tuple[int, ...], n: int) -> Answer:
         """The answer from nothing."""
-        return self.alone(Answer(prompt, make_cache(self.model), Checkpoints()), None, n)
+        return self.alone(Answer(prompt, make_cache(self.model), 0, Checkpoints()), None, n)
 
-    def begin(self, prompt: Sequence[int], most: int) -> Answer:
-        """What is found of a prompt."""
-        cache, rest = self.stored.fetch_nearest_cache("model", list(prompt))
-        taken = Checkpoints(most, len(prompt), len(prompt) - len(rest), PLACES)
-        return Answer(prompt, cache or make_cache(self.model), taken)
+    def begin(self, prompt: Sequence[int]) -> Iterator[Answer]:
+        """What is found of a prompt, to be answered without checkpoints, and with them."""
+        for most in (0, MOST):
+            cache, rest = self.stored.fetch_nearest_cache("model", list(prompt))
+            n = len(prompt) - len(rest)
+            yield Answer(prompt, cache or make_cache(self.model), n, Checkpoints(most, len(prompt), n, PLACES))
 
     def alone(self, one: Answer, drafts: Drafts | None, n: int) -> Answer:
         step, options = generate_step, {"prompt_cache": one.cache, "checkpoints": one.taken}
@@ -127,7 +125,7 @@ class Session:
 
     def ask(self, prompt: Sequence[int], drafts: Drafts | None = None, n: int = ANSWER, keep: bool = True) -> Answer:
         """The answer to a prompt, twice from the same cache: taking checkpoints changes no bit."""
-        without, taken = (self.alone(self.begin(prompt, most), drafts, n) for most in (0, MOST))
+        without, taken = (self.alone(one, drafts, n) for one in self.begin(prompt))
         # What it goes on from was fed in other parts. Drafts from nothing are no question of prefixes.
         bound = 0 if taken.found in ends(len(PROMPT)) else self.rounding
         right = self.cold(tuple(prompt), n)
@@ -139,11 +137,11 @@ class Session:
         return taken
 
     def ask_together(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Drafts | None]) -> list[Answer]:
-        both = (self.beside([self.begin(prompt, most) for prompt in prompts], drafts) for most in (0, MOST))
-        for without, taken in (pairs := list(zip(*both, strict=True))):
+        both = [self.beside(list(rows), drafts) for rows in zip(*map(self.begin, prompts), strict=True)]
+        for without, taken in zip(*both, strict=True):
             self.check(without, taken, self.cold(tuple(taken.prompt), ANSWER), CLOSE)
             self.keep(taken)
-        return [taken for _, taken in pairs]
+        return both[1]
 
     def check(self, without: Answer, taken: Answer, right: Answer, bound: float, other: Any = None) -> None:
         """The tokens and log probabilities from nothing, and checkpoints where they should be."""
@@ -188,7 +186,7 @@ class Session:
         for a, b in pairwise(sorted({0, *(m for m in (*ends(length), *range(length, found)) if m < found), found})):
             self.model(mx.array([prompt[a:b]]), cache=cache)
             mx.eval([c.state for c in cache])
-        return self.alone(Answer(prompt, cache, Checkpoints(0, len(prompt), found)), None, n)
+        return self.alone(Answer(prompt, cache, found, Checkpoints(0, len(prompt), found)), None, n)
 
     def say(self, one: Answer, what: str) -> NoReturn:
         broken(f"{self.name}, a prompt of {len(one.prompt)} tokens that goes on from {one.found}: {what}")

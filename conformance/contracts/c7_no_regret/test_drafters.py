@@ -19,7 +19,7 @@ from mlx_lm.draft import BlockCosts, EditStrategy, LearnedCosts, Proposal, Suffi
 
 from conformance.drafters import Changing, Scripted, Wrong
 from conformance.lab.simulate.rivals import RIVALS
-from conformance.lab.simulate.run import CPU, LEAST, M4, TABLES, Clock, Make, Result, decode, makers, run
+from conformance.lab.simulate.run import CPU, LEAST, TABLES, Clock, Make, Result, decode, makers, run
 from conformance.lab.streams import NAMES, VOCAB, Encode, Request, bpe, load, streams, words
 from conformance.lab.texts import edits
 from conformance.oracle.findings import broken
@@ -145,25 +145,16 @@ def test_drafts_begin_where_each_block_costs_over_two_passes() -> None:
     assert result.speed > 5, f"a text that is repeated is {result.speed:.2f} times as fast"
 
 
-def test_a_shared_memory_gains() -> None:
-    """On every fourth answer of a real model."""
-    answers = load("answers")[::4]
-    shared, alone = (run(makers()[name], answers, M4).mean("speed") for name in ("ngram-mod", "edit"))
-    assert shared > 1.02 * alone, f"the speed is {shared:.3f} with a memory that responses share, {alone:.3f} without"
-
-
 # The least mean speed over all edits, relative to the longest match.
 @pytest.mark.parametrize(("encode", "costs", "least"), [(words, "m4", 1.07), (bpe, "gpu", 1.75)], ids=["m4", "gpu"])
 def test_edits_are_faster_than_with_the_longest_match(encode: Callable[[], Encode], costs: str, least: float) -> None:
-    """And fewer drafts are wrong, and no kind of edit is slower by more than a few percent."""
+    """And no kind of edit is slower by more than a few percent."""
     edited = streams([900], [600], encode(), edits.NAMES)
     followed, longest = (run(make, edited, TABLES[costs]) for make in (EditStrategy, SuffixStrategy))
     gains = {name: result.speed / longest.by_name[name].speed for name, result in followed.by_name.items()}
     gain, (worst, name) = geometric_mean(gains.values()), min((gain, name) for name, gain in gains.items())
     assert gain > least, f"edit is {gain:.3f} times as fast as suffix, not {least}"
     assert worst >= 0.94, f"edit is {worst:.3f} times as fast as suffix on {name}"
-    wrong, others = (row.mean("wrong_a_right") for row in (followed, longest))
-    assert wrong < others, f"edit has {wrong:.3f} wrong tokens for a right one, suffix {others:.3f}"
 
 
 WAIT, SLOWEST_WITH_WAITS = 0.3, 0.94

@@ -46,12 +46,10 @@ def test_the_first_response_is_as_the_second(monkeypatch: pytest.MonkeyPatch) ->
     a, b = first[0][1], right[0][1]
     assert a <= b, f"{a} passes before the first token, and {b} in plain decoding"
     assert blocks == others, f"the first response feeds {blocks}, the second {others}"
-    assert len(blocks) <= len(plain), f"{len(blocks)} passes, and {len(plain)} in plain decoding"
     # Each pass gives one undrafted token, including the one after the last token.
     stats = first[-1][2]
-    a, b = stats.forwards, len(first) - stats.accepted + 1
     assert stats.accepted > 0
-    assert a == b, f"{a} passes for {b} tokens that were not drafted"
+    assert stats.forwards == len(first) - stats.accepted + 1, f"{stats.forwards} passes, {stats.accepted} accepted"
     n_prompt = len(blocks) - stats.forwards
     assert blocks[:n_prompt] == plain[:n_prompt]
 
