@@ -1,21 +1,34 @@
-"""A server stops within seconds, also during slow work, and tells its clients."""
+"""A server stops within seconds, also during slow work, and tells its clients. Of clients that leave, nothing is left.
+
+Each thread that uses mlx gets a stream, whose thread stays: only the generation thread may.
+CONFORMANCE_PROFILE=full sends 1000 requests.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from itertools import islice
 from pathlib import Path
 from subprocess import TimeoutExpired
 
+import mlx.core as mx
 import pytest
+import requests
 
 from conformance import FIXTURE
-from conformance.doors.server.process import FAST, Body, Server, serve
+from conformance.doors.server.process import FAST, Body, Client, Inside, Server, inside, serve
+from conformance.doors.server.requests import load, send
 from conformance.oracle.findings import broken
-from conformance.server.traffic import EDIT, ENDLESS
+from conformance.oracle.profiles import FULL
+from conformance.oracle.recorder import fed
+from conformance.server.instruments import wait_for_rest
+from conformance.server.traffic import EDIT, ENDLESS, FOREVER, GATE_OFF, ROW, SHORT, mixed
 
 # In seconds. A server has to stop sooner, even during work that takes far longer.
 SOON = 20.0
@@ -37,7 +50,7 @@ def test_a_load_is_stopped(tmp_path: Path) -> None:
     (model / "config.json").unlink()
     os.mkfifo(model / "config.json")
     with serve(model=model, env=FAST) as server:
-        time.sleep(0.3)
+        time.sleep(1)
         end(server, signal.SIGTERM)
 
 
@@ -58,12 +71,76 @@ def test_work_is_stopped(work: str, tmp_path: Path) -> None:
         streams = [pool.submit(list, server.stream(body)) for _ in range(n)]
         while server.log.count(line) < n:
             time.sleep(0.05)
-        time.sleep(0.2)
+        time.sleep(0.5)
         for sig in (signal.SIGINT, signal.SIGINT):
             server.process.send_signal(sig)
-            time.sleep(0.1)
+            time.sleep(0.2)
         end(server, signal.SIGTERM)
         for stream in streams:
             assert "error" in stream.result()[-1], "its client is not told"
         # What has said nothing has nothing to save.
         assert work == "prompt" or file.exists(), "its memory is lost"
+
+
+N = 1000 if FULL else 24
+# In bytes. A row takes 500 kB, and the server holds on to a few: those of its last step, and the cached one.
+GROWTH = 4_000_000
+# Threads of clients that have just left, and of a library.
+OTHERS = 8
+# What is refused, and what asks for more than others.
+KINDS: list[Body] = [{"top_logprobs": 3, "logprobs": True}, {"draft_type": "x"}, {"model": "/nowhere"}]
+# In a batch or alone, a stream or not, with drafts or without.
+LEAVING: list[Body] = [
+    FOREVER | {"stream": streamed} | fields | draft
+    for fields, draft, streamed in (({}, {}, False), ({}, GATE_OFF, True), ({"seed": 1}, {}, True))
+]
+# The tokens that a client which left may cost.
+LEFT = 500
+
+
+def leave(server: Client, body: Body) -> None:
+    """Leave in the middle of an answer."""
+    impatient = Client(server.url)
+    if body["stream"]:
+        with closing(impatient.pieces(body)) as pieces:
+            list(islice(pieces, 5))
+    else:
+        impatient.timeout = 0.3
+        with suppress(requests.Timeout):
+            impatient.post(body)
+
+
+def held(server: Inside) -> tuple[int, int, int]:
+    """The memory, the threads, and the streams that mlx has made. This makes one."""
+    # It is served alone: the batch has ended, and what it held is free.
+    assert send(server, ROW | {"seed": 1}).status == 200
+    wait_for_rest(server)
+    threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
+    return mx.get_active_memory(), threads, int(str(mx.new_stream(mx.cpu)).split()[-1].rstrip(")"))
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    """After requests of every kind, of which some clients left, a server holds what it held, and decodes for nobody."""
+    reference = tmp_path / "reference.txt"
+    reference.write_text("def f(x):\n    return x\n" * 50)
+    files = ("--draft-reference", str(reference), "--draft-memory", str(tmp_path / "memory"))
+    kinds = [SHORT | body for body in KINDS]
+    with inside("--prompt-cache-size", "1", "--draft-type", "ngram-mod", *files) as server:
+        load(server, mixed(8) + kinds)
+        memory, threads, streams = held(server)
+        with ThreadPoolExecutor(len(LEAVING)) as clients, fed(server.generator.model_provider.model) as blocks:
+            list(clients.map(lambda body: leave(server, body), LEAVING))
+            wait_for_rest(server)
+        if (n := sum(blocks)) > LEFT * len(LEAVING):
+            broken(f"{n} tokens are fed for {len(LEAVING)} clients that left")
+        answers = load(server, mixed(N) + kinds)
+        assert [answer.status for answer in answers] == [200] * (N + 1) + [400, 404]
+        server.get("/metrics")
+        now = held(server)
+        assert server.healthy(), "the server is no longer healthy"
+    if (more := now[0] - memory) > GROWTH:
+        broken(f"{more} bytes more are held after {N} requests")
+    if (more := now[1] - threads) > OTHERS:
+        broken(f"{more} threads are left of {N} requests")
+    if (more := now[2] - streams - 1) > 0:
+        broken(f"other threads than the generation thread have used mlx, and left {more} streams")
