@@ -88,13 +88,17 @@ def pytest_report_header() -> str:
 
 def again(report: pytest.CollectReport | pytest.TestReport) -> str:
     """The command that runs only this test, also in a clone where nothing was made yet."""
-    name = os.environ.get("TOX_ENV_NAME", "patched")
+    # A file that cannot be imported has no marks.
+    marks = getattr(report, "keywords", {})
+    name = os.environ.get("TOX_ENV_NAME", "smollm2" if "real_model" in marks else "patched")
+    if {"series", "repository", "selftest"} & {*marks}:
+        # The others leave them out.
+        name = "selftest"
     if name == "smollm2":
         return f"scripts/check.sh --model smollm2 {shlex.quote(report.nodeid)}"
     variables = [name for name in ("STAGE", "TREE", "PORT_CHECKOUT") if name in os.environ]
     told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in variables]
-    # A file that cannot be imported has no marks.
-    chosen = ["-m", "series"] if "series" in getattr(report, "keywords", {}) else []
+    chosen = ["-m", "series"] if "series" in marks else []
     return " ".join([*told, "scripts/tox.sh", "-e", name, "--", *chosen, shlex.quote(report.nodeid)])
 
 

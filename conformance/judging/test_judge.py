@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import judge
 import pytest
@@ -231,3 +235,25 @@ def test_the_adapter_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(name in str(adapters.__doc__) for name in NAMES)
     assert offered(mine) == NAMES - {"fits", "stream"}
     assert list(Adapters([mine]).decode(None, [1], adapters.Drafts("lookup", [1]))) == [(1, None, True)]
+
+
+def test_the_adapter_of_published_experiments_names_what_a_tree_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that names both ways to draft, and a generator with a backend, as their pull requests have them."""
+    generate, plain = sys.modules["mlx_lm.generate"], adapters.Drafts("", [1])
+
+    def stream_generate(*_: Any, draft_type: Any = None, prompt_lookup_num_tokens: Any = None, **more: Any) -> Any:
+        token = draft_type or prompt_lookup_num_tokens
+        yield SimpleNamespace(token=token, logprobs=more["max_tokens"], from_draft=True)
+
+    def prompt_lookup_generate_step(*_: Any, backend: Literal["tree"] = "tree", num_draft_tokens: int = 1) -> Any:
+        yield 7, backend, num_draft_tokens
+
+    for function in (stream_generate, prompt_lookup_generate_step):
+        monkeypatch.setattr(generate, function.__name__, function)
+    published = importlib.reload(load("published"))
+    found = {}
+    for name in published.DRAFTERS:
+        options = {} if name == "tree" else {"max_tokens": 5}
+        found[name] = list(published.decode(None, [1], replace(plain, name=name), **options))
+    named = {name: [(name, 5, True)] for name in ("ngram-simple", "ngram-mod")}
+    assert found == {"lookup": [(3, 5, True)], "tree": [(7, "tree", 3)]} | named
