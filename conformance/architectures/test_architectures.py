@@ -6,7 +6,6 @@ Blocks are what single steps are, bit for bit, or in float32 close to them where
 
 from __future__ import annotations
 
-from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -19,6 +18,7 @@ from mlx_lm.models.base import SHORT_BLOCK
 from mlx_lm.models.cache import can_trim_prompt_cache, snapshot_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 
+from conformance.architectures.chosen import asked
 from conformance.drafters import VOCAB, Scripted
 from conformance.oracle.compare import MOST, compare_tokens, within
 from conformance.oracle.findings import WHOLE, broken
@@ -33,7 +33,6 @@ from conformance.subjects.architectures import (
     batched,
     bounded,
     build,
-    classes,
     leaves,
     make_cache,
     outline,
@@ -46,21 +45,6 @@ LONG = [(7 * i + 3) % VOCAB for i in range(21)]
 PROMPTS = {"short": [5, 9, 3], "past the window": LONG}
 # Enough for each depth of a draft to come up.
 TOKENS = 14
-# Models whose windows, positions, rotations or attention are like those of no other one.
-OF_THEIR_OWN = (
-    "afm7 deepseek_v3 deepseek_v32 gemma2 gemma3_text gemma4_text gpt2 gpt_bigcode gpt_oss internlm2 internlm3 llama "
-    "longcat_flash longcat_flash_ngram minimax_m3_vl ministral3 mistral4 plamo3"
-).split()
-
-
-@cache
-def asked() -> list[str]:
-    """The models that are asked everything: of those without recurrent layers one for each kind of cache, and others.
-
-    Any other model has the layers of one of these. It is asked for parity, and for the rest in the full profile.
-    """
-    first = {frozenset(held): name for name, held in reversed(classes().items())}.values()
-    return [name for name in runnable() if FULL or name in {*first, *recurrent(), *OF_THEIR_OWN}]
 
 
 def is_inexact(name: str) -> bool:

@@ -15,8 +15,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import cache
 
+from conformance.architectures.chosen import asked
 from conformance.oracle.findings import broken
-from conformance.subjects.architectures import CONFIGS, build, logits, make_cache, recurrent, runnable
+from conformance.subjects.architectures import CONFIGS, build, logits, make_cache, recurrent
 
 pytestmark = [pytest.mark.patched_source, pytest.mark.usefixtures("uncompiled")]
 
@@ -42,7 +43,7 @@ def of_another(caches: list[Any]) -> None:
             caches[i] = StatesOfAnother([None] * len(layer.cache))
 
 
-@pytest.mark.parametrize("name", runnable())
+@pytest.mark.parametrize("name", asked())
 def test_the_logits_are_those_of_the_release(name: str, released: str) -> None:
     """With its own caches, and with the recurrent ones of another package."""
     for change in (list, of_another)[: 1 + (name in recurrent())]:
