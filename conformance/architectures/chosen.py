@@ -9,8 +9,8 @@ from conformance.subjects.architectures import classes, recurrent, runnable
 
 # Models whose windows, positions, rotations or attention are like those of no other one.
 OF_THEIR_OWN = (
-    "afm7 deepseek_v3 deepseek_v32 gemma2 gemma3_text gemma4_text glm4_moe_lite gpt2 gpt_bigcode gpt_oss internlm2 internlm3 llama "
-    "longcat_flash longcat_flash_ngram minimax_m3_vl ministral3 mistral4 plamo3"
+    "afm7 deepseek_v3 deepseek_v32 gemma2 gemma3_text gemma4_text glm4_moe_lite gpt2 gpt_bigcode gpt_oss internlm2 "
+    "internlm3 llama longcat_flash longcat_flash_ngram minimax_m3_vl ministral3 mistral4 plamo3"
 ).split()
 
 
