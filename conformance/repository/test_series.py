@@ -128,7 +128,7 @@ def change(tree: Path, *command: str) -> None:
             os.utime(path, (turn, turn))
 
 
-def tests_of(files: list[Path]) -> set[tuple[str, str]]:
+def named_tests(files: list[Path]) -> set[tuple[str, str]]:
     """The tests of files that are there, by name and code."""
     nodes = (node for file in files if file.exists() for node in ast.walk(ast.parse(file.read_text())))
     return {(n.name, ast.dump(n)) for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test")}
@@ -142,10 +142,10 @@ def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tree: Path)
     change(tree, "checkout", "--quiet", "--force", made[0 if number in FIXES else number - 1])
     if number in FIXES and (others := built_on(number)):
         change(tree, "cherry-pick", *(made[other] for other in others))
-    before = tests_of([tree / file for file in files])
+    before = named_tests([tree / file for file in files])
     change(tree, "cherry-pick", made[number])
     # Whole files if it changes no test in them.
-    names = sorted({name for name, _ in tests_of([tree / file for file in files]) - before})
+    names = sorted({name for name, _ in named_tests([tree / file for file in files]) - before})
     chosen = ["-x", *files, *(["-k", " or ".join(names)] if names else [])]
     passed = run_tests(tree, *chosen)
     print(f"--- with it:\n{passed.said}")
