@@ -130,7 +130,7 @@ def test_programs(family: str) -> None:
     """Requests come, go on from returned caches, and end by a limit, a stop sequence, a fault or their caller."""
     run_state_machine_as_test(
         type("Programs", (Programs,), {"family": family}),
-        settings=settings(PROFILE, max_examples=PROFILE.max_examples if FULL else 8),
+        settings=settings(PROFILE, max_examples=PROFILE.max_examples if FULL else 12),
     )
 
 
