@@ -26,12 +26,14 @@ from conformance.oracle.findings import broken
 from conformance.oracle.profiles import FULL
 
 # Of longer streams only the full profile asks: on one of 300 tokens a single draft more weighs 3 %.
-SEEDS, SIZES, MARGIN = range(100, 101), (300, 1000) if FULL else (300,), 0.02 if FULL else 0.05
+SEEDS, SIZES = range(100, 101), (300, 1000) if FULL else (300,)
 # Answers of about 40 tokens. In few of them a single draft would weigh too much.
 MORE_SEEDS = dict.fromkeys(("outline", "quote", "lookup", "tool"), range(100, 112))
 SLOWEST = 0.97
 # The most that drafts may cost beyond their gain: in passes, for each token, and if four proposed tokens came true.
 CREDIT, CREDIT_PER_TOKEN, LENT = 1.0, 0.005, 0.35
+# How much slower than the best rival EditStrategy and SuffixStrategy may be, as a share of its speed.
+MARGIN = {name: 0.02 if FULL or name in MORE_SEEDS else 0.05 for name in NAMES}
 # Each is the fastest on some workload, and on none is another rival faster than all of them.
 FASTEST = ("longest, recent", "longest, first", "longest, common, 1x", "transformers, 10", "recent 3-gram")
 # Beside those of the package: two that are always wrong, and what users may write.
@@ -60,7 +62,7 @@ def test_no_stream_is_slower_and_no_rival_ahead(name: str) -> None:
     best, rival = max((speeds[one], one) for one in FASTEST)
     for ours in ("suffix", "edit"):
         said = f"{name}: {ours} is {speeds[ours]:.3f} times as fast as decoding without drafts, {rival} {best:.3f}"
-        assert speeds[ours] >= (1 - MARGIN) * best, said
+        assert speeds[ours] >= (1 - MARGIN[name]) * best, said
 
 
 # Cost tables from blocks at the cost of one token to blocks at twice the cost of their tokens: what a token more costs.
@@ -135,9 +137,7 @@ def test_costs_are_learned_by_the_second_response(device: str, factor: float) ->
         second += decode(SuffixStrategy(), request, truth, **how)[0]
     for which, response in (("second", second), ("first", first))[: 2 if factor == 1 else 1]:
         share = response.speed / known.speed
-        assert share > 0.96, (
-            f"with {factor:.2g} times the costs of {device}, the {which} response has {share:.3f} of it"
-        )
+        assert share > 0.96, f"with {factor:.2g} times the costs of {device}, the {which} response has {share:.3f}"
 
 
 def test_drafts_begin_where_each_block_costs_over_two_passes() -> None:
