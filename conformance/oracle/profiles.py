@@ -1,4 +1,4 @@
-"""How many programs a state machine runs. CONFORMANCE_PROFILE=full runs 2000."""
+"""How much is asked: a sample and few programs, or with CONFORMANCE_PROFILE=full everything and 2000 programs."""
 
 from __future__ import annotations
 

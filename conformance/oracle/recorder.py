@@ -21,8 +21,6 @@ PREFILL, ROWS = 2048, 32
 DRAFT = 4
 # The offset of each cache of a model, if it has one.
 Offsets = tuple[int | None, ...]
-# A token, and the log probabilities it was drawn from.
-Step = tuple[int, mx.array]
 
 
 def offsets_of(layers: Iterable[Any]) -> Offsets:

@@ -80,11 +80,6 @@ class Result:
     def fed_a_token(self) -> float:
         return self.fed / self.emitted
 
-    @property
-    def wrong_a_right(self) -> float:
-        """Rejected drafted tokens for each accepted one."""
-        return (self.fed - self.emitted) / max(self.emitted - self.forwards, 1)
-
 
 class Row:
     """The results of one strategy for each workload, and its worst stream."""
