@@ -9,7 +9,7 @@ case "$*" in
   "" | *[!0-9]* | 0*) usage >&2; exit 2 ;;
 esac
 patch=$(sed -n "$1p" "$here/../patches/series")
-[ -n "$patch" ] || { echo "error: the series has $(wc -l <"$here/../patches/series") patches." >&2; exit 2; }
+[ -n "$patch" ] || { echo "error: the series has $(grep -c . "$here/../patches/series") patches." >&2; exit 2; }
 git -C "$here/.." apply --stat "$here/../patches/$patch"
 test="test_a_patch_passes_its_tests_which_fail_without_it[${patch%.patch}]"
 exec "$here/tox.sh" -e series -- -rP "conformance/repository/test_series.py::$test"
