@@ -215,6 +215,7 @@ def load(name: str) -> ModuleType:
         if name in SHIPPED:
             return importlib.import_module(f"{__name__}.{name}")
         module = ModuleType(path.stem)
+        module.__file__ = name
         exec(compile(path.read_text("utf-8"), name, "exec"), vars(module))
     except (ImportError, SyntaxError) as error:
         raise Unusable(f"the adapter {name} cannot be imported here: {error}.") from error
