@@ -127,8 +127,11 @@ def main(arguments: list[str] | None = None) -> int:
     runs = [read(path) for path in args.files]
     args.page.write_text(page(runs), "utf-8")
     if shown := [run for run in runs if run.name in DEFAULT]:
-        text = card(shown)
-        args.readme.write_text(MARKED.sub(lambda at: at[1] + text + at[2], args.readme.read_text("utf-8")), "utf-8")
+        made = card(shown)
+        text, n = MARKED.subn(lambda at: at[1] + made + at[2], args.readme.read_text("utf-8"))
+        if not n:
+            sys.exit(f"error: {args.readme} has no <!-- scorecard --> and <!-- end scorecard -->.")
+        args.readme.write_text(text, "utf-8")
     print(verdict(runs))
     return 0
 

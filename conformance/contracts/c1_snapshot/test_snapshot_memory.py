@@ -8,16 +8,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, BatchKVCache
+from mlx_lm.models.deepseek_v41 import LayerCache
 
 from conformance.caches.kinds import KINDS, NAMES
 
 # Lists of caches are made of these.
-CACHES = [name for name, kind in KINDS.items() if len(kind.classes) == 1 and kind.code.count("(") == 1]
+CACHES = {name: kind.code for name, kind in KINDS.items() if len(kind.classes) == 1 and kind.code.count("(") == 1}
+CACHES |= {"LayerCache": "[LayerCache({size})]"}
 
 
 def filled(name: str, tokens: int) -> Any:
     """A cache that holds ``tokens`` tokens."""
-    (cache,) = eval(KINDS[name].code.format(size=512, padding=[0]), dict(NAMES))
+    (cache,) = eval(CACHES[name].format(size=512, padding=[0]), NAMES | {"LayerCache": LayerCache})
     rows = mx.zeros((1, 1, tokens, 64), dtype=mx.float16)
     if isinstance(cache, ArraysCache):
         cache[0], cache[1] = rows[:, 0, :3], rows[:, 0, :64]
