@@ -8,6 +8,7 @@
 #   scripts/scorecard.sh patched stock    the default release
 . "$(dirname -- "$(realpath -- "$0")")/shared.sh"
 help_asked "$@"
+case "${1-}" in -*) usage >&2; exit 2 ;; esac
 cd -- "$here/.."
 status=0
 [ $# != 0 ] || { "$here/tox.sh" -m matrix || status=$?; set -- selftest; }

@@ -75,7 +75,7 @@ def outcome(one: Result) -> tuple[str, str]:
         # It may pass although it is expected to fail.
         return (FAILED, one.said) if one.said else (PASSED, "")
     if one.expected:
-        return {"no such API": ABSENT}.get(kind(one.expected), kind(one.expected)), one.expected
+        return {"no such API": ABSENT, "": "wrong"}.get(kind(one.expected), kind(one.expected)), one.expected
     if one.outcome in (BROKEN, NOT_FINISHED):
         return FAILED, one.said
     return (one.outcome, one.said) if one.outcome == REFUSED else (SKIPPED, f"{one.outcome}: {one.said}")
