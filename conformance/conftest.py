@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # The tests of the suite itself do not depend on the release, so one run of them is enough.
-SELFTEST = ("conformance/judging/", "conformance/check/")
+SELFTEST = ("conformance/judging/", "conformance/check/", "conformance/lab/")
 # These tests wait for other processes. Those that wait longest come first.
 WAITING = (
     "server/test_stops.py upstream/ repository/test_upstream_faults.py server/ contracts/c9_ commands/ chat/".split()

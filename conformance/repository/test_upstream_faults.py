@@ -18,7 +18,7 @@ from conformance.oracle.profiles import FULL
 from conformance.series.patches import RELEASES, checkout, commits, unpack
 from conformance.series.trees import in_tree
 
-pytestmark = pytest.mark.patched_source
+pytestmark = [pytest.mark.patched_source, pytest.mark.series]
 DATA = tomllib.loads((ROOT / "conformance" / "upstream" / "faults.toml").read_text("utf-8"))
 PAGE = (ROOT / "docs" / "upstream.md").read_text("utf-8").replace("`", "")
 # The links to the patches, or "open", by title.

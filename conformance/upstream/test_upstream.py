@@ -13,7 +13,7 @@ from conformance.series.patches import PATCHES, commits, own_tests, unpack
 from conformance.series.stand_in import with_model
 from conformance.series.trees import run_tests
 
-pytestmark = pytest.mark.patched_source
+pytestmark = [pytest.mark.patched_source, pytest.mark.series]
 # Of upstream, also those that no patch changes. The others of upstream load models of the hub, or train.
 UPSTREAM = ("generate", "gated_delta", "models", "prompt_cache", "sample_utils", "server")
 OWN = {file for patch in PATCHES for file in own_tests(patch.read_text())}
