@@ -101,7 +101,7 @@ def test_parity(name: str, where: str) -> None:
 # tokens of its answer. The last row joins while the others are decoded.
 BATCHES: dict[str, list[tuple[int, float | None, int]]] = {
     "one row": [(21, 0.5, 16)],
-    "several lengths": [(21, 1.0, 24), (3, 0.5, 20), (9, 0.0, 8), (14, None, 8)],
+    "several lengths": [(21, 1.0, 18), (3, 0.5, 14), (9, 0.0, 6), (14, None, 6)],
 }
 # Below the window.
 BELOW: dict[str, list[tuple[int, float | None, int]]] = {

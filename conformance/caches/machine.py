@@ -30,7 +30,7 @@ SEARCH = settings(
     suppress_health_check=list(HealthCheck),
 )
 # What can be done with the rows of a batch is more.
-ROWS = settings(SEARCH, max_examples=2000 if FULL else 50, stateful_step_count=25 if FULL else 20)
+ROWS = settings(SEARCH, max_examples=2000 if FULL else 40, stateful_step_count=25 if FULL else 20)
 # What the programs are drawn from. With this one all planted faults are found.
 SEED = 4
 # For so many seconds hypothesis looks for a shorter program. By default it does so for five minutes.

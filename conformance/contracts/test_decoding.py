@@ -1,7 +1,7 @@
 """Drafted decoding is plain decoding, for each kind of model and each drafter, however it ends: C3, C4, C5 and C8.
 
-Every row is one decode, and all that is seen of it is compared. Each model meets each drafter in one of the tables, and
-llama in all; what else a row has goes round, so that models and drafters meet each of the others.
+Every row is one decode, and all that is seen of it is compared. Each model meets each drafter in one of the tables,
+every second one with samplers, and llama in all; what else a row has goes round, so that both meet each of the others.
 CONFORMANCE_PROFILE=full asks every pair in every table.
 """
 
@@ -41,9 +41,11 @@ def around(values: Sequence[Any], i: int, j: int) -> Any:
     return values[(i + 3 * j) % len(values)]
 
 
-def pairs(families: list[Family], drafters: list[str], part: int) -> Iterator[tuple[int, Family, int, str]]:
+def pairs(
+    families: list[Family], drafters: list[str], part: int, parts: int = 4
+) -> Iterator[tuple[int, Family, int, str]]:
     """All pairs of llama, and those of the rest whose turn it is. A tree with few drafters has more of them."""
-    parts = 1 if FULL else 2 if len(drafters) < 6 else 4
+    parts = 1 if FULL else 2 if len(drafters) < 6 else parts
     for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
         # So that the pairs of a model, or of a drafter, have different places in what goes round.
         if family.name == "llama" or (i + i // 4 + j + j // 4 - part) % parts == 0:
@@ -57,7 +59,7 @@ def parity(families: list[Family], drafters: list[str]) -> Iterator[Case]:
 
 
 def seeds(families: list[Family], drafters: list[str]) -> Iterator[Case]:
-    for i, family, j, drafter in pairs(families, drafters, 0):
+    for i, family, j, drafter in pairs(families, drafters, 0, 8):
         how = {"sampler": around(list(SAMPLERS), j, i), "processors": around(["", "", *PROCESSORS], i, j)}
         end, n = around([("limit", N), ("close", 4), ("limit", N), ("close", 8), ("limit", N)], i, j)
         yield Case(family, drafter, end=end, n=n, gated=(i + j) % 3 == 0, **how)

@@ -17,7 +17,7 @@ from conformance.oracle.profiles import FULL
 from conformance.oracle.recorder import gap
 from conformance.subjects.prompts import PROMPTS, ids
 
-N = 40
+N = 28
 Model = tuple[Any, Any]
 TYPES = [("edit", 1), ("edit", 16), ("suffix", 1), ("suffix", 16), ("ngram-simple", 8), ("ngram-mod", 6)]
 
