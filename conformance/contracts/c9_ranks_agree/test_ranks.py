@@ -6,6 +6,7 @@ blocks. What fails on rank 0 ends at the same step on both. A deadlock fails.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -87,10 +88,22 @@ def of_other_costs(rank: int, _: list[int]) -> dict[str, Any]:
     return {"draft_type": "auto", "draft_costs": BlockCosts((1, 2, 16), (1, 1.1 + rank, 4 + 9 * rank))}
 
 
+def slow(seconds: float) -> Callable[[mx.array], mx.array]:
+    """A greedy sampler that takes so long. What a rank learns of the costs of passes depends on it."""
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        time.sleep(seconds)
+        return mx.argmax(logprobs, axis=-1)
+
+    return sampler
+
+
 UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5}
 STREAMS: dict[str, Case] = {
     "memory": Case(of_a_memory, accepts=True),
     "costs": Case(of_other_costs, accepts=True),
+    "slow first": Case(lambda rank, _: {"draft_type": "auto", "sampler": slow(0.005 * (1 - rank))}),
+    "slow last": Case(lambda rank, _: {"draft_type": "auto", "sampler": slow(0.005 * rank)}),
     "margin": Case(lambda *_: {"draft_type": "auto", "draft_margin": "auto"}),
     "sampled": Case(lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)}),
     "scripted": Case(of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED), accepts=True),
