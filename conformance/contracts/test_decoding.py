@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -44,8 +45,8 @@ def around(values: Sequence[Any], i: int, j: int) -> Any:
 def pairs(
     families: list[Family], drafters: list[str], part: int, parts: int = 4
 ) -> Iterator[tuple[int, Family, int, str]]:
-    """All pairs of llama, and those of the rest whose turn it is. A tree with few drafters has more of them."""
-    parts = 1 if FULL else 2 if len(drafters) < 6 else parts
+    """All pairs of llama, and those of the rest whose turn it is. A tree with few drafters has more of them, or all."""
+    parts = 1 if FULL or len(drafters) == 1 else 2 if len(drafters) < 6 else parts
     for (i, family), (j, drafter) in product(enumerate(families), enumerate(drafters)):
         # So that the pairs of a model, or of a drafter, have different places in what goes round.
         if family.name == "llama" or (i + i // 4 + j + j // 4 - part) % parts == 0:
@@ -102,6 +103,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         plugin: Any = metafunc.config.pluginmanager.get_plugin("judging")
         cases = TABLES[metafunc.function.__name__](plugin.families, list(plugin.adapters.drafters))
+        # What a loop does not take is left out, so that the rest of the row is asked.
+        taken = {name for name in plugin.adapters.drafters if "prefill_step_size" in plugin.adapters.options(name)}
+        cases = (case if case.drafter in taken else replace(case, prefill=2048) for case in cases)
         metafunc.parametrize("case", list(dict.fromkeys(cases)), ids=str)
 
 
