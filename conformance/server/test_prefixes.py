@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -144,7 +145,7 @@ def word_at(answer: str, place: int) -> str:
 @pytest.mark.contract("C3")
 @pytest.mark.parametrize(
     ("model", "how"),
-    [("fixture", "alone"), ("fixture", "batched"), ("gemma3_text", "batched"), ("qwen3_next", "alone")],
+    [*product(("fixture", "gemma3_text"), ("alone", "batched")), ("qwen3_next", "alone")],
 )
 def test_drafts_lower_nothing(right: Right, models: dict[str, str], model: str, how: str) -> None:
     """A drafted answer and all that ends it are cached, and its prompt is for a request that leaves it at its end."""
