@@ -32,7 +32,7 @@ CONTRACTS = {
     "C11 prefixes": "a prompt that begins like a cached one is answered as from nothing",
 }
 REST = "everything else"
-ROWS = CONTRACTS | {REST: "cache kinds, architectures, commands, chat, server, upstream's tests, surface"}
+ROWS = CONTRACTS | {REST: "cache kinds, architectures, commands, chat, server, surface"}
 PASSED, FAILED = "passed", "failed"
 # What a cell says of tests that did not pass, in this order, and the light of the first of them.
 LIGHTS = {FAILED: "🔴", "wrong": "🟡", REFUSED: "🟡", SKIPPED: "⚪", ABSENT: "⚪"}
