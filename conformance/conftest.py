@@ -56,9 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # The tests of the suite itself do not depend on the release, so one run of them is enough.
 SELFTEST = ("conformance/judging/", "conformance/check/", "conformance/lab/")
 # These tests wait for other processes. Those that wait longest come first.
-WAITING = (
-    "server/test_stops.py upstream/ repository/test_upstream_faults.py server/ contracts/c9_ commands/ chat/".split()
-)
+WAITING = ["server/test_stops.py", "upstream/", "repository/test_upstream_faults.py"]
+WAITING += ["server/", "contracts/c9_", "commands/", "chat/"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m removes tests
@@ -96,8 +95,8 @@ def again(report: pytest.CollectReport | pytest.TestReport) -> str:
         name = "selftest"
     if name == "smollm2":
         return f"scripts/check.sh --model smollm2 {shlex.quote(report.nodeid)}"
-    variables = [name for name in ("STAGE", "TREE", "PORT_CHECKOUT") if name in os.environ]
-    told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in variables]
+    variables = os.environ.keys() & {"STAGE", "TREE", "PORT_CHECKOUT"}
+    told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in sorted(variables)]
     chosen = ["-m", "series"] if "series" in marks else []
     return " ".join([*told, "scripts/tox.sh", "-e", name, "--", *chosen, shlex.quote(report.nodeid)])
 

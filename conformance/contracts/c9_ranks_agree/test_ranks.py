@@ -1,6 +1,6 @@
 """Two ranks decode together what one decodes, tensor parallel and as a pipeline, a sequence and a batch.
 
-Rank 0 decides all drafts. The costs, memory and strategy of the other rank do not matter: both feed the same
+Rank 0 decides all drafts. The costs, memory, strategy and speed of the other rank do not matter: both feed the same
 blocks. What fails on rank 0 ends at the same step on both. A deadlock fails.
 """
 
