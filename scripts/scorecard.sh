@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # usage: scripts/scorecard.sh [-h] [ENVIRONMENT...]
 #
-# Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md and a list of all tests that
-# did not pass, .tox/scorecards/README.md. The results of other environments stay.
+# Run the suite in environments of tox.ini, say what is wrong, and write the table of docs/releases.md. The results of other
+# environments stay.
 #
 #   scripts/scorecard.sh                  all releases, with and without the series, and the tests of the suite itself: an hour
 #   scripts/scorecard.sh patched stock    the default release
@@ -21,5 +21,5 @@ if [ -z "${results[*]+there}" ]; then
   exit 1
 fi
 find_python
-"$PYTHON" -m conformance.scorecard "${results[@]}" --page .tox/scorecards/README.md --readme docs/releases.md
+"$PYTHON" -m conformance.scorecard docs/releases.md "${results[@]}"
 exit "$status"

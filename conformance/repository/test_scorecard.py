@@ -99,15 +99,14 @@ def test_each_outcome_is_told(
     assert stale.endswith("expected.txt:5: no test is test_gone.py::test_it")
     holds = [{"test": f"contracts/c4_parity/test_a.py::{n}", "outcome": HOLDS} for n in range(12)]
     patched.write_text("".join(f"{json.dumps(line)}\n" for line in holds))
-    document, page = pytester.path / "releases.md", pytester.path / "page.md"
+    document = pytester.path / "releases.md"
     document.write_text("a\n<!-- scorecard -->\nold\n<!-- end scorecard -->\nb\n")
-    assert main([str(patched), stock, "--readme", str(document), "--page", str(page)]) == 0
+    assert main([str(document), str(patched), stock]) == 0
     assert "**Not as expected**: stock has 5 failed.\n" in capsys.readouterr().out
     assert all(line in document.read_text() for line in SHOWN.splitlines())
     assert re.search(r"- stock: mlx-lm \S+, mlx \S+, .*[CG]PU, ", document.read_text())
     assert document.read_text().endswith("<!-- end scorecard -->\nb\n")
-    assert "1 failed. it is wrong\n\n    contracts/c4_parity/test_some.py::test_asserts\n" in page.read_text()
-    main([str(patched), "--readme", str(document), "--page", str(page)])
+    main([str(document), str(patched)])
     assert "**As expected**: in patched no tests fail but those that should." in capsys.readouterr().out
 
 

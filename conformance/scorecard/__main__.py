@@ -1,7 +1,7 @@
-"""Make a table by contract of runs of the suite: python -m conformance.scorecard FILE...
+"""Make a table by contract of runs of the suite: python -m conformance.scorecard DOCUMENT FILE...
 
 A FILE is what --report wrote in an environment of tox.ini, and has its name: .tox/scorecards/stock.jsonl. The table is
-of the default release, patched and stock. The page lists the tests that did not pass, of all files.
+of the default release, patched and stock. What is said of failures is about all files.
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from conformance.arguments import parser
-from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_FINISHED, REFUSED, SKIPPED, Result, kind
-from conformance.judging.results import read as results_of
+from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_FINISHED, REFUSED, SKIPPED, Result, kind, read
 from conformance.tables import table
 
 CONTRACTS = {
@@ -39,27 +36,17 @@ LIGHTS = {FAILED: "🔴", "wrong": "🟡", REFUSED: "🟡", SKIPPED: "⚪", ABSE
 MARKED = re.compile(r"(<!-- scorecard -->\n).*?(<!-- end scorecard -->)", re.DOTALL)
 # The columns of the table.
 DEFAULT = ("patched", "stock")
+# How many tests of each row had which outcome.
+Counts = dict[str, Counter[str]]
 
 
-@dataclass
-class Run:
-    name: str
-    # The versions and the device.
-    on: str
-    rows: dict[str, Counter[str]] = field(default_factory=lambda: {row: Counter() for row in ROWS})
-    # The tests that did not pass, by outcome and reason.
-    why: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-
-
-def read(path: Path) -> Run:
-    on, found = results_of(path)
-    run = Run(path.stem, on)
+def counted(file: Path) -> tuple[str, Counts]:
+    """The versions and the device of a run, and its counts."""
+    counts: Counts = {row: Counter() for row in ROWS}
+    on, found = read(file)
     for test, one in found.items():
-        said, reason = outcome(one)
-        run.rows[row_of(test, one)][said] += 1
-        if said != PASSED:
-            run.why.setdefault((said, reason), []).append(test)
-    return run
+        counts[row_of(test, one)][outcome(one)] += 1
+    return on, counts
 
 
 def row_of(test: str, one: Result) -> str:
@@ -69,16 +56,13 @@ def row_of(test: str, one: Result) -> str:
     return next((row for row in CONTRACTS if row.split()[0] == contract), REST)
 
 
-def outcome(one: Result) -> tuple[str, str]:
-    """What became of a test, and the first line of the reason."""
+def outcome(one: Result) -> str:
     if one.outcome == HOLDS:
         # It may pass although it is expected to fail.
-        return (FAILED, one.said) if one.said else (PASSED, "")
+        return FAILED if one.said else PASSED
     if one.expected:
-        return {"no such API": ABSENT, "": "wrong"}.get(kind(one.expected), kind(one.expected)), one.expected
-    if one.outcome in (BROKEN, NOT_FINISHED):
-        return FAILED, one.said
-    return (one.outcome, one.said) if one.outcome == REFUSED else (SKIPPED, f"{one.outcome}: {one.said}")
+        return {"no such API": ABSENT, "": "wrong"}.get(kind(one.expected), kind(one.expected))
+    return {BROKEN: FAILED, NOT_FINISHED: FAILED, REFUSED: REFUSED}.get(one.outcome, SKIPPED)
 
 
 def cell(told: Counter[str], tests: int) -> str:
@@ -90,48 +74,35 @@ def cell(told: Counter[str], tests: int) -> str:
     return ", ".join([f"{light} {told[PASSED]:,}", *(f"{n:,} {said}" for said, n in rest.items())])
 
 
-def verdict(runs: Sequence[Run]) -> str:
+def verdict(runs: dict[str, Counts]) -> str:
     """What fails that should not, in one line."""
-    failed = {run.name: sum(row[FAILED] for row in run.rows.values()) for run in runs}
+    failed = {name: sum(row[FAILED] for row in counts.values()) for name, counts in runs.items()}
     if any(failed.values()):
         return f"**Not as expected**: {'; '.join(f'{name} has {n:,} failed' for name, n in failed.items() if n)}."
     return f"**As expected**: in {', '.join(failed)} no tests fail but those that should."
 
 
-def card(runs: Sequence[Run]) -> str:
+def card(runs: dict[str, Counts], on: dict[str, str]) -> str:
     """A line for each contract, with the tests of the first run as the whole of it."""
-    lines = []
-    for row, what in ROWS.items():
-        tests = runs[0].rows[row].total()
-        lines.append([row, what, *(cell(run.rows[row], tests) for run in runs)])
-    text = table(["Contract", "What it says", *(run.name for run in runs)], lines)
-    return f"{verdict(runs)}\n\n{text}\n\n" + "".join(f"- {run.name}: {run.on}\n" for run in runs)
-
-
-def page(runs: Sequence[Run]) -> str:
-    """The tests that did not pass, below their reasons."""
-    lines = ["# The scorecard", "", verdict(runs)]
-    for run in runs:
-        lines += ["", f"## {run.name}: {run.on}"]
-        for (said, reason), tests in run.why.items():
-            lines += ["", f"{len(tests):,} {said}. {reason}", "", *(f"    {test}" for test in tests)]
-    return "\n".join([*lines, ""])
+    wholes = {row: counts.total() for row, counts in next(iter(runs.values())).items()}
+    lines = [[row, what, *(cell(one[row], wholes[row]) for one in runs.values())] for row, what in ROWS.items()]
+    text = table(["Contract", "What it says", *runs], lines)
+    return f"{verdict(runs)}\n\n{text}\n\n" + "".join(f"- {name}: {on[name]}\n" for name in runs)
 
 
 def main(arguments: list[str] | None = None) -> int:
     asked = parser(__doc__, "python -m conformance.scorecard")
+    asked.add_argument("document", type=Path, metavar="DOCUMENT")
     asked.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    asked.add_argument("--page", type=Path, metavar="FILE", required=True, help="write the page, in Markdown")
-    asked.add_argument("--readme", type=Path, metavar="FILE", required=True, help="the document that has the table")
     args = asked.parse_args(arguments)
-    runs = [read(path) for path in args.files]
-    args.page.write_text(page(runs), "utf-8")
-    if shown := [run for run in runs if run.name in DEFAULT]:
-        made = card(shown)
-        text, n = MARKED.subn(lambda at: at[1] + made + at[2], args.readme.read_text("utf-8"))
+    found = {file.stem: counted(file) for file in args.files}
+    on, runs = {name: on for name, (on, _) in found.items()}, {name: counts for name, (_, counts) in found.items()}
+    if shown := {name: counts for name, counts in runs.items() if name in DEFAULT}:
+        made = card(shown, on)
+        text, n = MARKED.subn(lambda at: at[1] + made + at[2], args.document.read_text("utf-8"))
         if not n:
-            sys.exit(f"error: {args.readme} has no <!-- scorecard --> and <!-- end scorecard -->.")
-        args.readme.write_text(text, "utf-8")
+            sys.exit(f"error: {args.document} has no <!-- scorecard --> and <!-- end scorecard -->.")
+        args.document.write_text(text, "utf-8")
     print(verdict(runs))
     return 0
 
