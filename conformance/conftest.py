@@ -71,7 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # One of several workers begins with what waits, so that the others have the cores.
     items.sort(key=place)
     for item in items:
-        if item.get_closest_marker("planted") or item.nodeid.startswith(SELFTEST):
+        own = item.get_closest_marker("planted") or item.nodeid.startswith(SELFTEST)
+        if own and not item.get_closest_marker("real_model"):
             item.add_marker("selftest")
 
 
