@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: scripts/check.sh [-h] [--stage NAME | --model smollm2 | --tree TREE] [pytest arguments]
 #
-# Run the tests on the patched default release of mlx-lm, and the lint, in about 7 minutes alone on two cores. The script makes
+# Run the tests on the patched default release of mlx-lm, and the lint, in 5 to 7 minutes alone on two cores. The script makes
 # what it needs: the patched source, a venv with tox in .venv-tox, and the environments of tox.ini.
 #
 #   scripts/check.sh                     all tests but those of the suite and the scripts (scripts/tox.sh -e selftest)
