@@ -47,7 +47,7 @@ def counters(server: Client) -> dict[str, int]:
 
 
 # The most steps of a batch that a request may wait for: far less than a long answer takes.
-STEPS = 900
+STEPS = 600
 # So many of its tokens are compared.
 LENGTH = 120
 

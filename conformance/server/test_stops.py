@@ -95,7 +95,7 @@ LEAVING: list[Body] = [
     for fields, draft, streamed in (({}, {}, False), ({}, GATE_OFF, True), ({"seed": 1}, {}, True))
 ]
 # The tokens that a client which left may cost.
-LEFT = 400
+LEFT = 350
 
 
 def leave(server: Client, body: Body) -> None:
