@@ -67,7 +67,8 @@ class Judgement:
         """What a test says, the lines that show it, and how it is run again."""
         one = self.tree[test]
         yield from ["", *textwrap.wrap(f"{test.partition('::')[2]}: {one.said}", WIDTH)]
-        yield from ["", f"The release fails this test too: {one.expected}"] * bool(one.expected)
+        if one.expected:
+            yield from ["", *textwrap.wrap(f"The release fails this test too. {one.expected}", WIDTH)]
         # The first lines of a program on a cache define what the others call.
         _, begins, program = one.lines.rpartition("\ncaches = ")
         lines = (begins.lstrip() + program if most else one.lines).splitlines()[:most]

@@ -108,12 +108,13 @@ def test_the_screen_and_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A screen has the first lines. What was never called is told first, and is no pass."""
     monkeypatch.chdir(ROOT / "docs")
     trims, file = [TRIM.replace("]", f"{n}]") for n in range(30)], File("generate.py", 421, 380, [(0, "mtp_step")])
-    tree = {test: Result(BROKEN, "lost", "1\n" * 99, asked=f"C2 {n}") for n, test in enumerate(trims)}
+    tree = {test: Result(BROKEN, "lost", "1\n" * 99, "Wrong: so.", f"C2 {n}") for n, test in enumerate(trims)}
     judged = judgement(dict.fromkeys(trims, Result(HOLDS)), tree, file)
     first, *_, last = judged.screen().splitlines()
     assert first == "Of 421 changed lines of generate.py 380 ran; never called: `mtp_step` of generate.py."
     assert last == f"    python -m pytest '../{trims[0]}'"
     assert len(judged.screen().splitlines()) < 40
+    assert "The release fails this test too. Wrong: so." in judged.screen()
     assert all(f"pytest '../{test}'" in judged.markdown() for test in trims)
     assert judge.status(judgement({}, {}, file)) == 2
 
