@@ -223,27 +223,3 @@ def test_rows_have_grammars_of_their_own(fixture: Model) -> None:
     for name, uid, steps in zip(names, uids, alone, strict=True):
         if rows[uid] != [step.token for step in steps]:
             broken(f"{name}: a row gives {tokenizer.decode(rows[uid])!r} instead of {text(steps)!r}")
-
-
-def masked(logits: mx.array, words: Any) -> mx.array:
-    """What the kernel of outlines does on a GPU of Apple."""
-    bits = (mx.array(words).view(mx.uint8)[..., None] >> mx.arange(8, dtype=mx.uint8)) & 1
-    return mx.where(bits.reshape(1, -1)[:, : logits.shape[-1]] == 1, logits, -mx.inf)
-
-
-@pytest.mark.contract("C5")
-@pytest.mark.parametrize("name", ["a record", "a list"])
-def test_the_processor_of_outlines(fixture: Model, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says nothing of drafts and has a state, so each token has to come to it once and in order."""
-    outlines = pytest.importorskip("outlines", reason="outlines is not installed: pip install outlines")
-    if not mx.metal.is_available():
-        monkeypatch.setattr(pytest.importorskip("outlines_core.kernels.mlx"), "apply_token_bitmask", masked)
-    backend = pytest.importorskip("outlines.backends.outlines_core").OutlinesCoreBackend(outlines.from_mlxlm(*fixture))
-    plain, *drafted = (
-        answer(fixture, [backend.get_json_schema_logits_processor(json.dumps(SCHEMAS[name]))], draft)
-        for draft in (None, *DRAFTS)
-    )
-    for draft, steps in zip(DRAFTS, drafted, strict=True):
-        if text(steps) != text(plain):
-            broken(f"{name}: {draft} gives {text(steps)!r} instead of {text(plain)!r}")
-    assert any(steps[-1].draft.accepted for steps in drafted), "no draft was taken"
