@@ -89,6 +89,9 @@ def differences(base: Results, tree: Results) -> list[Group]:
     kinds = {test: kind_of(base.get(test, Result(ABSENT)), one) for test, one in tree.items()}
     changed = {test: kind for test, kind in kinds.items() if kind is not None}
     mended = {tree[test].about for test, kind in changed.items() if kind == MENDED}
+    for test in changed.keys() - base.keys():
+        # A list of the release may cover the tests of a loop that only the tree has.
+        tree[test].expected = ""
     for test, kind in changed.items():
         # Where a cache is mended, plain decoding with it may be another one, and what was wrong may now be refused.
         mends = tree[test].differs or (kind == GONE and tree[test].outcome == REFUSED)

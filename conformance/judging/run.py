@@ -91,7 +91,8 @@ class Run:
 
     def covered(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """What coverage.py says of these files of the package. It would take seconds for all of them."""
-        if not names:
+        # Of none coverage.py makes no report, and a file may be gone.
+        if not (names := [name for name in names if (self.package / name).exists()]):
             return {}
         out, rc = self.folder / "coverage.json", f"--rcfile={self._configured(names)}"
         for line in (["combine", rc], ["json", rc, "-o", str(out), "--ignore-errors"]):

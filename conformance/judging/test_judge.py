@@ -115,6 +115,7 @@ def test_the_screen_and_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert last == f"    python -m pytest '../{trims[0]}'"
     assert len(judged.screen().splitlines()) < 40
     assert "The release fails this test too. Wrong: so." in judged.screen()
+    assert "The release fails" not in judgement({}, tree).screen()
     assert all(f"pytest '../{test}'" in judged.markdown() for test in trims)
     assert judge.status(judgement({}, {}, file)) == 2
 
@@ -192,6 +193,10 @@ def test_the_results_of_a_base_are_kept_until_it_changes(tmp_path: Path, monkeyp
         for _ in range(2):
             assert asked.ask_once(["caches"], tmp_path / "kept") == {"a": Result(HOLDS)}
     assert seen == ["1", "2"]
+
+
+def test_a_file_that_is_gone_needs_no_report(tmp_path: Path) -> None:
+    assert Run(Path(sys.executable), tmp_path, tmp_path).covered(["models/mamba.py"]) == {}
 
 
 def commit(where: Path, name: str) -> str:
