@@ -22,6 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm import stream_generate
 from mlx_lm.draft import BlockCosts, DraftOptions, EditStrategy, NgramModTable, serving
 from mlx_lm.draft.arguments import add_draft_arguments
 from mlx_lm.draft.options import DRAFT_TYPES
@@ -176,3 +177,20 @@ def test_an_argument_of_batch_generate_arrives(given: dict[str, Any]) -> None:
     for_all = {"draft_costs": BlockCosts((1, 2), (1, 1.5)), "draft_group": mx.distributed.init()}
     (of_the_batch,) = run_batch(draft_type="auto", **for_all).calls["batch"]
     assert all(of_the_batch[name] is value for name, value in for_all.items())
+
+
+WRONG: list[dict[str, Any]] = [
+    {"draft_type": ""},
+    {"draft_costs": 5, "draft_type": "auto"},
+    {"disable_adaptive_gate": "yes", "draft_type": "auto"},
+    {"draft_reference": [10**9], "draft_type": "auto"},
+    {"draft_reference": mx.array([[1, 2]]), "draft_type": "auto"},
+    {"ngram_size": 3},
+]
+
+
+@pytest.mark.parametrize("given", WRONG, ids=lambda given: next(iter(given)))
+def test_a_wrong_argument_is_named(fixture: tuple[Any, Any], given: dict[str, Any]) -> None:
+    """First in the message, or behind the draft type that excludes it."""
+    with pytest.raises((TypeError, ValueError), match=f"^(draft_type 'none' excludes )?{next(iter(given))}( |$)"):
+        next(stream_generate(*fixture, "Hello", **given))

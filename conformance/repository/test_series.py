@@ -81,7 +81,7 @@ def sizes() -> dict[str, tuple[int, int]]:
         "the tests of prefixes": (tests["prefixes"], 502),
         "grammar": (code["grammar"], 387),
         "the tests of grammar": (tests["grammar"], 579),
-        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_135),
+        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_155),
         "conformance/lab/": (lab, 2_735),
         "scripts/": (lines_of(ROOT / "scripts"), 1_200),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}

@@ -145,7 +145,8 @@ class Drafting(RuleBasedStateMachine):
     def begin(self, reference: list[int] | None) -> None:
         reference = reference if self.row.takes_reference else None
         self.text: Text = [*reference, None] if reference else []
-        self.both = [self.row.make(reference) for _ in range(2)]
+        # It may stand in an array.
+        self.both = [self.row.make(one) for one in (reference, reference and mx.array(reference))]
 
     @rule(tokens=texts, begins=st.booleans())
     def prompt(self, tokens: list[int], begins: bool) -> None:
