@@ -113,7 +113,7 @@ class Row:
     held: Sequence[int] = ()
     num_draft_tokens: int = DRAFT
     costs: Any = None
-    # Whether a part of it raises.
+    # Whether a part of it raises that it cannot do without.
     may_fail: bool = False
     # What drafting did, once it is inserted.
     stats: Any = None
@@ -146,7 +146,7 @@ class Row:
 
     def break_part(self, part: str, at: int) -> None:
         """Let its sampler, its processor or a method of its strategy raise at a call, or give what cannot be used."""
-        self.may_fail = True
+        self.may_fail = part in ("sampler", "processor", "shape", "token")
         if part == "sampler":
             self.sampler = breaking(self.sampler or Drawing(0), at)
         elif part == "processor":

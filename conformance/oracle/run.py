@@ -79,12 +79,12 @@ class Pairs:
         ids = mx.arange(logits.shape[-1])
         return mx.where(ids == last + 1 if last % 2 == 0 else ids % 2 == 0, logits, -mx.inf)
 
-    def allowed(self, tokens: list[int]) -> int:
+    def count_allowed_draft(self, tokens: list[int]) -> int:
         before = [self.last, *tokens]
         right = [a is None or (b == a + 1 if a % 2 == 0 else b % 2 == 0) for a, b in zip(before, tokens, strict=False)]
         return [*right, False].index(False)
 
-    def forced(self, tokens: list[int]) -> list[int]:
+    def forced_draft(self, tokens: list[int]) -> list[int]:
         last = [self.last, *tokens][-1]
         return [] if last is None or last % 2 else [last + 1]
 

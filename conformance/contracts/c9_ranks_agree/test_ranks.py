@@ -1,7 +1,7 @@
 """Two ranks decode together what one decodes, tensor parallel and as a pipeline, a sequence and a batch.
 
 Rank 0 decides all drafts. The costs, memory, strategy and speed of the other rank do not matter: both feed the same
-blocks. What fails on rank 0 ends at the same step on both. A deadlock fails.
+blocks. A strategy that fails on rank 0 ends the drafts of both. A deadlock fails.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class Case:
     options: Options = lambda *_: {}
     # Whether drafts are accepted whatever the costs are on this machine, or none is.
     accepts: bool | None = None
-    # What the error of rank 0 says.
+    # What the error of rank 0 says, and the reason why it drafts no more.
     error: str = ""
+    reason: str = ""
     # Of a batch: how the strategy of the first row on rank 0 fails, and the rank whose caches cannot drop.
     method: tuple[str, int] | None = None
     cannot: int | None = None
@@ -74,7 +75,7 @@ def failing(strategy: Any, method: str, at: int) -> Any:
 
 
 def fails(method: str, at: int) -> Case:
-    return Case(of_the_first(lambda _: failing(SuffixStrategy(), method, at)), error=f"call {at}")
+    return Case(of_the_first(lambda _: failing(SuffixStrategy(), method, at)), reason=f"call {at}")
 
 
 def of_a_memory(rank: int, text: list[int]) -> dict[str, Any]:
@@ -112,7 +113,7 @@ METHODS = (("propose", 2), ("observe", 0), ("accept", 0))
 # After a failure the ranks are in step.
 FAILING: dict[str, Case] = {
     **{f"{method} fails": fails(method, at) for method, at in METHODS},
-    "no token": Case(of_the_first(lambda _: Wrong(-1)), error="-1"),
+    "no token": Case(of_the_first(lambda _: Wrong(-1)), reason="-1"),
     "other memories": Case(
         lambda rank, _: {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(3 + rank), "ngram_size": 3},
         error="rank",
@@ -121,7 +122,10 @@ FAILING: dict[str, Case] = {
 }
 # Two rows, of whose drafts the first half is right. What the stage of one rank cannot drop, no stage drafts.
 CANNOT = {f"rank {rank} cannot drop": Case(cannot=rank, accepts=False) for rank in (0, 1)}
-ROW_FAILS = {f"a row whose {method} fails": Case(method=(method, min(at, 1))) for method, at in METHODS}
+ROW_FAILS = {
+    f"a row whose {method} fails": Case(method=(method, min(at, 1)), reason=f"{method} failed")
+    for method, at in METHODS
+}
 BATCHES = {"rows": Case(accepts=True)} | CANNOT | ROW_FAILS
 CASES = STREAMS | FAILING | BATCHES
 # How a model is split, its name, and the cases. The ranks are started once for those of a run. In the whole every rank
@@ -153,6 +157,7 @@ class Result:
     accepted: int = 0
     offsets: set[int] = field(default_factory=set)
     error: str = ""
+    reason: str = ""
 
 
 def decode(model: Any, prompt: list[int], case: Case, group: Any = None, right: Sequence[int] = ()) -> Result:
@@ -174,7 +179,7 @@ def decode(model: Any, prompt: list[int], case: Case, group: Any = None, right: 
         except (ValueError, RuntimeError) as e:
             result.error = f"{type(e).__name__}: {e}"
     result.rows = [(tokens, "error" if result.error else "length")]
-    result.drafted, result.accepted = stats.drafted, stats.accepted
+    result.drafted, result.accepted, result.reason = stats.drafted, stats.accepted, str(stats.reason)
     result.offsets = {c.offset for c in layers if hasattr(c, "offset")}
     return result
 
@@ -194,11 +199,10 @@ def decode_rows(model: Any, prompts: list[list[int]], case: Case, group: Any, ri
         rows: dict[int, tuple[list[int], str]] = {uid: ([], "") for uid in uids}
         while responses := generator.next_generated():
             for response in responses:
-                # What a row ends with that failed is no token of its answer.
-                new = [] if response.finish_reason == "error" else [response.token]
-                rows[response.uid] = [*rows[response.uid][0], *new], response.finish_reason or ""
+                rows[response.uid] = [*rows[response.uid][0], response.token], response.finish_reason or ""
     stats = [planner.stats for planner in planners]
-    return Result([*rows.values()], [], sum(s.drafted for s in stats), sum(s.accepted for s in stats))
+    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+    return Result([*rows.values()], [], drafted, accepted, reason=str(stats[0].reason))
 
 
 @cache
@@ -253,16 +257,17 @@ def check(about: str, case: Case, right: list[Result], first: Result, other: Res
     for what in ("blocks", "rows", "drafted", "accepted"):
         if (a := getattr(first, what)) != (b := getattr(other, what)):
             broken(f"{about}: the {what} differ: {a} on rank 0, {b} on rank 1")
-    failed = case.error or case.method
-    for i, ((tokens, end), one) in enumerate(zip(first.rows, right, strict=True)):
-        (wanted, _), fails = one.rows[0], failed and i == 0
-        if tokens != wanted[: len(tokens) if fails else N] or end != ("error" if fails else "length"):
+    for (tokens, end), one in zip(first.rows, right, strict=True):
+        wanted, _ = one.rows[0]
+        if tokens != wanted[: len(tokens) if case.error else N] or end != ("error" if case.error else "length"):
             broken(f"{about}: two ranks decode {tokens} and end with {end!r}, one rank {wanted}")
     # A stage of a pipeline may have no cache with an offset.
     offsets = first.offsets | other.offsets
-    if len(offsets) > 1 or not (failed or offsets <= right[0].offsets):
+    if len(offsets) > 1 or not (case.error or offsets <= right[0].offsets):
         broken(f"{about}: two ranks leave {offsets} tokens in the cache, one {right[0].offsets}")
     if bool(first.error) != bool(case.error) or case.error not in first.error or bool(other.error) != bool(case.error):
         broken(f"{about}: the ranks say {first.error!r} and {other.error!r} instead of {case.error!r}")
+    if case.reason not in first.reason:
+        broken(f"{about}: rank 0 says {first.reason!r} of its drafts instead of {case.reason!r}")
     if case.accepts is not None and (bool(first.accepted) != case.accepts or not first.drafted):
         broken(f"{about}: {first.accepted} of {first.drafted} are accepted")
