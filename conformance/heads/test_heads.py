@@ -89,6 +89,11 @@ def test_a_checkpoint_head() -> None:
     found = dict(tree_flatten(head.parameters()))
     assert found.keys() == of_head.keys()
     assert all(mx.array_equal(found[name], weight) for name, weight in of_head.items())
+    # The norm of the model stands behind what the head takes.
+    seen = mx.array([[1]]), mx.random.normal((1, 1, 64))
+    before = head(*seen, head.make_cache())
+    model.model.norm.weight = mx.random.normal((64,))
+    assert mx.array_equal(head(*seen, head.make_cache()), before)
     stats, prompt = DraftStats(), mx.array(prompt_of(21))
     plain = [token for token, _ in generate_step(prompt, model, max_tokens=N)]
     steps = speculative_generate_step(prompt, model, max_tokens=N, stats=stats, draft_model=head, num_draft_tokens=3)
