@@ -31,7 +31,15 @@ def client(server: Inside) -> openai.OpenAI:
     return client_of(server)
 
 
-@pytest.mark.parametrize(("fields", "status"), [({"temperature": -1}, 400), ({"model": "nowhere/nothing"}, 404)])
+MARGIN: Body = {"extra_body": {"draft_type": "auto", "draft_margin": 1}}
+WRONG: list[tuple[Body, int]] = [
+    ({"temperature": -1}, 400),
+    ({"model": "nowhere/nothing"}, 404),
+    (MARGIN | {"response_format": {"type": "json_object"}}, 400),
+]
+
+
+@pytest.mark.parametrize(("fields", "status"), WRONG)
 def test_errors(server: Inside, client: openai.OpenAI, fields: dict[str, Any], status: int) -> None:
     """The error says what was wrong, in the client of OpenAI and in the log."""
     body: Any = {"model": "default_model"} | ASK | fields
