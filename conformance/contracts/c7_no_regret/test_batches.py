@@ -5,11 +5,14 @@ Nothing is timed: the costs of blocks come from a table.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest.mock import patch
+
 import pytest
-from mlx_lm.draft import device_costs
+from mlx_lm.draft import HeadDraftStrategy, LearnedCosts, SuffixStrategy, costs, device_costs
 
 from conformance.drafters import Changing, Scripted, Wrong
-from conformance.lab.simulate.batches import KINDS, Batch, decode, requests
+from conformance.lab.simulate.batches import COST_OF_HEAD, KINDS, Batch, decode, requests
 from conformance.lab.simulate.run import Make
 from conformance.lab.streams import Request
 from conformance.oracle.findings import broken
@@ -44,6 +47,33 @@ def test_strategies_that_are_wrong_cost_the_credit(make: Make) -> None:
     for device, size, _ in BATCHES:
         asked = [(Request([0], [i % 50 for i in range(200)]), True), *requests("beside", seeds=[100])[:3]]
         check_rows(decode(asked, size, device_costs(device), make))
+
+
+def head() -> HeadDraftStrategy:
+    strategy = HeadDraftStrategy()
+    strategy.cost = COST_OF_HEAD
+    return strategy
+
+
+def test_all_rows_wait_for_a_head() -> None:
+    """One is drafted by it. The other has no drafts, and bears no more of them than of the blocks."""
+    asked = [(Request([0], [7] * 60), drafted) for drafted in (True, False)]
+    for device in ("metal", "cuda"):
+        check_rows(decode(asked, 2, device_costs(device), head))
+
+
+@pytest.mark.parametrize("factor", [4, 0.25])
+def test_costs_of_another_time_slow_no_batch_down(factor: float) -> None:
+    """The machine was ``factor`` times slower when they were learned, and two rows have no pass of one token since."""
+    truth = device_costs("metal")
+    learned, (asked, *_) = LearnedCosts(truth), requests("prose", seeds=[100])
+    for n in 9 * (1, 2, 4, 8, 16):
+        learned.learn(n, factor * truth(n), ahead=n == 1)
+    batch = Batch([asked] * 4, 2, truth, SuffixStrategy, learned)
+    with patch.object(costs, "time", SimpleNamespace(perf_counter=lambda: batch.spent)):
+        while len(batch.ended) < 2:
+            batch.step()
+    assert batch.speed >= SLOWEST, f"two rows are {batch.speed:.3f} times as fast as without drafts, not {SLOWEST}"
 
 
 def test_a_batch_runs_ahead_where_nothing_is_drafted() -> None:

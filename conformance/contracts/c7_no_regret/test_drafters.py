@@ -92,16 +92,28 @@ turn = st.tuples(st.integers(0, 16), claims)
 
 
 @settings(deadline=None)
-@given(tables, st.lists(turn, min_size=1, max_size=12))
-@example(CPU, [(0, [1.0] * 9)])
-@example(BlockCosts(range(1, 10), [1.0] + 8 * [3.0]), [(0, [1.0] * 9)])
-def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn]) -> None:
+@given(tables, st.lists(turn, min_size=1, max_size=12), st.booleans())
+@example(CPU, [(0, [1.0] * 9)], False)
+@example(BlockCosts(range(1, 10), [1.0] + 8 * [3.0]), [(0, [1.0] * 9)], False)
+@example(CPU, [(2, [1.0] * 9)], True)
+def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn], replays: bool) -> None:
+    """Also where a cache drops nothing, and accepted tokens are fed again."""
     answer = list(range(120))
-    result, _ = decode(Lying(answer, turns), Request([0], answer), costs)
+    result, _ = decode(Lying(answer, turns), Request([0], answer), costs, replays=replays)
     # Where a long block costs little more than the shortest one, no draft would begin with less.
     credit = min(max(CREDIT, costs(16) - 1), 2.0) if costs(16) < 2 * costs(2) else CREDIT
     most = (1 + CREDIT_PER_TOKEN) * len(answer) + credit + LENT
     assert result.spent <= most + 1e-6, f"120 tokens cost {result.spent:.2f} passes, not {most:.2f} at most"
+
+
+@pytest.mark.parametrize("cost", [0.5, 0.9])
+def test_a_head_beside_a_wrong_lookup(cost: float) -> None:
+    strategy, n = Wrong(), 20
+    vars(strategy).update(cost=cost, lookup=Wrong())
+    result, drafts = decode(strategy, Request([0], list(range(n))), M4)
+    most = (1 + CREDIT_PER_TOKEN) * n + CREDIT
+    assert any(drafts)
+    assert result.spent <= most, f"{n} tokens cost {result.spent:.2f} passes, not {most:.2f} at most"
 
 
 def test_decoding_runs_ahead_where_nothing_is_drafted() -> None:

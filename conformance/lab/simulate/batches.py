@@ -14,7 +14,16 @@ from itertools import chain, cycle, islice, repeat
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.draft import BlockCosts, DraftStats, EditStrategy, Planner, SuffixStrategy, device_costs
+from mlx_lm.draft import (
+    BlockCosts,
+    DraftStats,
+    EditStrategy,
+    LearnedCosts,
+    Planner,
+    Proposal,
+    SuffixStrategy,
+    device_costs,
+)
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.generate import BatchGenerator
 
@@ -30,6 +39,8 @@ COPYING, OTHERS = ("rename", "json", "echo", "replace"), ("prose", "code")
 MIXED = (*COPYING[:2], *OTHERS)
 # In "beside" only the workloads that copy are drafted.
 KINDS: dict[str, tuple[str, ...]] = {"copying": COPYING, "mixed": MIXED, "beside": MIXED, "prose": OTHERS[:1]}
+# What a token of a head costs, in passes.
+COST_OF_HEAD = 0.1
 # How many requests a row serves, so that rows come and go.
 ROUNDS = 4
 # A request, and whether it is drafted.
@@ -45,11 +56,20 @@ def says(answer: Sequence[int]) -> Callable[[mx.array], mx.array]:
 class Batch:
     """Takes the place of the model of a ``BatchGenerator``, and counts what its blocks cost."""
 
-    def __init__(self, asked: Sequence[Asked], size: int, costs: BlockCosts, make: Make) -> None:
+    def __init__(
+        self,
+        asked: Sequence[Asked],
+        size: int,
+        costs: BlockCosts,
+        make: Make,
+        learned: LearnedCosts | None = None,
+    ) -> None:
         self.costs, self.requests = costs, [request for request, _ in asked]
         # What is known of a model before it is called.
         self._vocab_size, self._is_stepped = VOCAB, False
-        self.generator = BatchGenerator(self, completion_batch_size=size, prefill_batch_size=size, draft_costs=costs)
+        self.generator = BatchGenerator(
+            self, completion_batch_size=size, prefill_batch_size=size, draft_costs=learned or costs
+        )
         for request, drafted in asked:
             self.generator.insert(
                 [request.prompt[-1:]],
@@ -84,6 +104,12 @@ class Batch:
             for uid in uids:
                 self.of_row[uid] += block / alone
         return mx.zeros((n_rows, n_tokens, 1))
+
+    def draft(self, tokens: mx.array, cache: list[Any], n: int) -> list[Proposal]:
+        """What a head drafts that says the last token again. All rows wait for it."""
+        for uid in self.generator._generation_batch.uids:
+            self.of_row[uid] += COST_OF_HEAD * n
+        return [Proposal(row * n, [1.0] * n) for row in tokens.tolist()]
 
     def step(self) -> None:
         self.fed = False

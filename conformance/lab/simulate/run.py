@@ -25,7 +25,7 @@ from mlx_lm.draft import (
 from mlx_lm.draft.loop import draft_generate_step
 from mlx_lm.draft.options import DEFAULT_NGRAM_MOD_SIZE
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
-from mlx_lm.draft.verify import NO_LIMIT
+from mlx_lm.draft.verify import MAX_REPLAY_BLOCK, NO_LIMIT
 
 from conformance.lab.streams import VOCAB, Request, Stream
 
@@ -110,21 +110,28 @@ class KnownVocabulary(Planner):
 class Answering:
     """Takes the place of a ``BlockVerifier``. What the model says comes from the sampler, token by token."""
 
-    def __init__(self, planner: Planner, costs: BlockCosts, learned: LearnedCosts | None, clock: Clock) -> None:
+    def __init__(
+        self, planner: Planner, costs: BlockCosts, learned: LearnedCosts | None, clock: Clock, replays: bool
+    ) -> None:
         self.planner, self.costs, self.learned, self.clock = planner, costs, learned, clock
-        self.cache, self.replay = list[Any](), list[int]()
+        self.replays, self.cache, self.replay = replays, list[Any](), list[int]()
         self.forwards = self.block_length = 0
         self.drafts: list[list[int]] = []
         self.spent, self.ahead = 0.0, 0
 
+    @property
+    def n_replay(self) -> int | None:
+        return len(self.replay) if self.replays else None
+
     def max_draft(self) -> int:
-        return int(NO_LIMIT)
+        return max((MAX_REPLAY_BLOCK if self.replay else int(NO_LIMIT)) - len(self.replay) - 1, 0)
 
     def prefill(self, tokens: mx.array) -> int:
         return VOCAB
 
     def verify(self, token: int | mx.array, draft: list[int]) -> mx.array:
-        self.forwards, self.block_length = self.forwards + 1, 1 + len(draft)
+        self.forwards, self.block_length = self.forwards + 1, len(self.replay) + 1 + len(draft)
+        self.replay = []
         # Only a head takes time to draft, and the stages before heads have none.
         cost = self.costs(self.block_length) + getattr(self.planner, "draft_cost", 0.0)
         self.drafts.append(list(draft))
@@ -132,13 +139,16 @@ class Answering:
         self.ahead += isinstance(token, mx.array)
         if self.learned is not None:
             self.learned.learn(self.block_length, self.clock(cost), ahead=isinstance(token, mx.array))
-        return mx.zeros((self.block_length, 1))
+        return mx.zeros((1 + len(draft), 1))
 
     def accept(self, n_accepted: int) -> None:
-        pass
+        n_rejected = len(self.drafts[-1]) - n_accepted
+        if self.replays and n_rejected > 0:
+            self.replay = [0] * (self.block_length - n_rejected)
 
     def close(self) -> None:
-        pass
+        if self.replay:
+            self.spent += self.costs(len(self.replay))
 
 
 def decode(
@@ -150,14 +160,16 @@ def decode(
     learned: LearnedCosts | None = None,
     clock: Clock = float,
     processors: Sequence[Any] = (),
+    replays: bool = False,
 ) -> tuple[Result, list[list[int]]]:
     """Let the loop decode a known answer. Also returns the draft of each block.
 
     The planner knows ``costs``. With ``learned`` it knows only what that has learned from the times of the ``clock``.
+    With ``replays`` the cache drops nothing, as that of deepseek_v41: what was right of a rejected block is fed again.
     """
     known = (learned or costs) if gated else None
     planner = KnownVocabulary(strategy, bound, DraftStats(), known, request.eos)
-    model = Answering(planner, costs, learned, clock)
+    model = Answering(planner, costs, learned, clock, replays)
     # Drawn once for each token, in order, as the loop promises.
     said = chain(request.answer, repeat(0))
     steps = draft_generate_step(
