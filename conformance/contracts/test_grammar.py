@@ -35,6 +35,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "a choice": {"enum": ["left", "right", "straight on", "é", "日本"]},
     # Each has escapes or bytes that the tokenizer splits.
     "escapes": {"enum": ['say "no"', "C:\\temp\\new", "one\n\ttwo", "💡🛋️", "\x01"]},
+    # These spell tokens of the fixture.
+    "marks": {"const": "<|end|> a<|tool|>b"},
     "a record": ITEM | {"additionalProperties": False},
     "a list": {"type": "array", "items": ITEM | {"additionalProperties": False}, "minItems": 2, "maxItems": 4},
     "a tree": {"$defs": {"node": {"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}, "n": NAME}}}}
@@ -50,7 +52,7 @@ PACKAGES = {
     "bfcl-eval": {one["id"]: one["function"]["parameters"] for one in PACKAGED["calls"]},
 }
 # The fixture does not end the others in so few tokens.
-ENDED = {"a choice", "escapes", "a record", "kinds", "a pattern"}
+ENDED = {"a choice", "escapes", "marks", "a record", "kinds", "a pattern"}
 DRAFTS = ["edit", "suffix", "ngram-simple", "ngram-mod"]
 TEXT = (
     'Write this as JSON: name is "lamp", price is 12.5; name is "chair", price is 30.\n[{"name": "lamp", "price": 12.5}'
