@@ -15,7 +15,7 @@ from mlx_lm.draft import DraftStats, Planner
 from mlx_lm.draft.model import vocab_size_of
 from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
 from mlx_lm.models.cache import LRUPromptCache
-from mlx_lm.prefixes import Checkpoints
+from mlx_lm.prefixes import Checkpoints, checkpoint_nbytes
 
 from conformance.drafters import VOCAB, Partly
 from conformance.oracle.findings import WHOLE, broken
@@ -73,8 +73,10 @@ class Session:
         # Texts that were read and answered, and the places that a prompt can go back to.
         self.known: list[tuple[list[int], set[int]]] = []
         self.cold = cache(self._cold)
-        # This is found with a pass that is never computed, and not counted.
+        # These are found with a pass that is never computed, and not counted.
         vocab_size_of(model)
+        self.is_trimmed = checkpoint_nbytes(model) == 0
+        self.stored.n_own["model"] = len(make_cache(model))
 
     def _cold(self, prompt: tuple[int, ...], n: int) -> Answer:
         """The answer from nothing."""
@@ -165,13 +167,13 @@ class Session:
             shared = takewhile(lambda pair: pair[0] == pair[1], zip(one.prompt[:-1], text, strict=False))
             n = len([*shared])
             most, least = max(most, n), max(least, *(place for place in places if place <= n), 0)
-        if not least <= one.found <= most:
+        if not (most if self.is_trimmed else least) <= one.found <= most:
             self.say(one, f"{most} are known, and the last place before that is {least}")
 
     def check_places(self, one: Answer) -> None:
         """The places of checkpoints. In the answer a block of a draft may go beyond the step."""
         length, places = len(one.prompt), sorted(one.taken.taken)
-        right = ends(length, one.found) | (set() if self.name in ENDS_ONLY else set(PLACES))
+        right = ends(length, one.found) | (set() if self.name in ENDS_ONLY or self.is_trimmed else set(PLACES))
         wanted, got = (sorted(n for n in ns if one.found < n < length) for ns in (right, places))
         if got != wanted:
             self.say(one, f"has checkpoints at {got} instead of {wanted}")
