@@ -73,16 +73,16 @@ def sizes() -> dict[str, tuple[int, int]]:
     apart = {"prefixes", "grammar"}
     lab = lines_of(ROOT / "conformance" / "lab")
     return {
-        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6205),
-        "the series up to core": (sum(code[stage] for stage in to_core), 2043),
-        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 3575),
-        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5740),
-        "prefixes": (code["prefixes"], 413),
-        "the tests of prefixes": (tests["prefixes"], 502),
-        "grammar": (code["grammar"], 387),
-        "the tests of grammar": (tests["grammar"], 579),
-        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_155),
-        "conformance/lab/": (lab, 2_735),
+        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6614),
+        "the series up to core": (sum(code[stage] for stage in to_core), 2354),
+        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 3659),
+        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 6673),
+        "prefixes": (code["prefixes"], 508),
+        "the tests of prefixes": (tests["prefixes"], 680),
+        "grammar": (code["grammar"], 669),
+        "the tests of grammar": (tests["grammar"], 949),
+        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_229),
+        "conformance/lab/": (lab, 2_770),
         "scripts/": (lines_of(ROOT / "scripts"), 1_200),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
 
