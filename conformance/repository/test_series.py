@@ -81,7 +81,7 @@ def sizes() -> dict[str, tuple[int, int]]:
         "the tests of prefixes": (tests["prefixes"], 680),
         "grammar": (code["grammar"], 669),
         "the tests of grammar": (tests["grammar"], 949),
-        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_229),
+        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_230),
         "conformance/lab/": (lab, 2_770),
         "scripts/": (lines_of(ROOT / "scripts"), 1_200),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
