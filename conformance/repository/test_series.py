@@ -73,7 +73,7 @@ def sizes() -> dict[str, tuple[int, int]]:
     apart = {"prefixes", "grammar"}
     lab = lines_of(ROOT / "conformance" / "lab")
     return {
-        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6614),
+        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6616),
         "the series up to core": (sum(code[stage] for stage in to_core), 2354),
         "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 3659),
         "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 6673),
