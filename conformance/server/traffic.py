@@ -35,7 +35,7 @@ SHORT: Body = {"messages": chat("Quote."), "max_tokens": 4}
 ASK: Body = {"messages": EDIT, "max_tokens": 100}
 ROW: Body = {"messages": EDIT, "max_tokens": 40}
 # A copy that continues until its client leaves, far longer than any other answer.
-FOREVER: Body = ROW | ENDLESS | {"max_tokens": 1000}
+FOREVER: Body = ROW | ENDLESS | {"max_tokens": 2000}
 PREDICTED: Body = {"prediction": {"type": "content", "content": EDITED}, "disable_adaptive_gate": True}
 
 # The drafting fields of a request.
