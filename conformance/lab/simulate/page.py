@@ -1,15 +1,17 @@
-"""The tables that docs/benchmarks.md begins with: the default strategy by kind of work, and beside other lookups."""
+"""The tables of docs/benchmarks.md: the default strategy by kind of work, beside other lookups, and by turn."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlx_lm.draft import EditStrategy
+from mlx_lm.draft import BlockCosts, EditStrategy, NgramModStrategy, NgramModTable
 
 from conformance.lab.simulate.rivals import limits, others
 from conformance.lab.simulate.run import LEAST, TABLES, Make, Result, Row, decode, run
-from conformance.lab.streams import Stream
+from conformance.lab.streams import VOCAB, Request, Stream
 from conformance.tables import table
 
 DEVICES = {"cpu": "CPU", "m4": "M4 Pro", "gpu": "GPU"}
@@ -38,6 +40,11 @@ EDITED = {
     "table to JSON": "fill JSON from a table",
     "document": "write the next release of a README",
 }
+# In brackets, so that it counts in no mean.
+EDITS = "(edits)"
+TURNS = {"text": "text", "calls": "calls", EDITS: "edits among them"}
+# What an edit copies stands in runs of so many tokens that are in its prompt, too.
+RUN = 16
 
 
 def by_kind(found: Sequence[Stream]) -> str:
@@ -72,3 +79,50 @@ def beside_others(found: Sequence[Stream]) -> str:
         rows += alone(others()[name][0], found, length)
         lines.append([f"{name}, {length}", *(f"{row.mean('speed'):.2f} ({row.worst:.2f})" for row in rows)])
     return table(["lookup, tokens", *DEVICES.values(), *(f"alone, {name}" for name in DEVICES.values())], lines)
+
+
+def is_edit(request: Request) -> bool:
+    """Whether the answer is long and more than half of it is copied."""
+    prompt, answer = request.prompt, request.answer
+    if len(answer) < LEAST:
+        return False
+    runs = {tuple(prompt[i : i + RUN]) for i in range(len(prompt) - RUN + 1)}
+    starts = (i for i in range(len(answer) - RUN + 1) if tuple(answer[i : i + RUN]) in runs)
+    return 2 * len({i + n for i in starts for n in range(RUN)}) > len(answer)
+
+
+def drafters() -> dict[str, Make]:
+    """What drafts the turns of a run: with each request alone, and with what all requests before it said."""
+    grams = NgramModTable(3, vocab_size=VOCAB)
+    return {
+        "edit, each request alone": EditStrategy,
+        "edit, and the 3-grams of all requests": lambda: NgramModStrategy(grams, lookup=EditStrategy()),
+    }
+
+
+def turn_by_turn(make: Make, turns: Sequence[tuple[Stream, ...]], costs: BlockCosts) -> Row:
+    """Each turn once, in order. It counts under each of its names."""
+    row = Row()
+    for names in turns:
+        result, _ = decode(make(), names[0].requests[0], costs)
+        for one in names:
+            row.add(one, result)
+    return row
+
+
+def by_turn(found: Sequence[Stream], tables: dict[str, BlockCosts]) -> str:
+    """A table for each way to draft: kinds of turns, how many, their tokens, and their speed by device."""
+    turns = [(one, *[replace(one, name=EDITS)] * is_edit(one.requests[0])) for one in found]
+    n_turns = Counter(one.name for names in turns for one in names)
+    head, parts = ["", "turns", "tokens", *(DEVICES.get(name, name) for name in tables)], list[str]()
+    for label in drafters():
+        # Requests share a memory, and runs do not.
+        rows = [turn_by_turn(drafters()[label], turns, costs) for costs in tables.values()]
+        names = [name for name in TURNS if name in n_turns]
+        of = {name: [row.by_name[name] for row in rows] for name in names}
+        lines = [[TURNS[name], n_turns[name], of[name][0].emitted, *(one.speed for one in of[name])] for name in names]
+        lines += [["mean of text and calls", "", "", *(row.mean("speed") for row in rows)]]
+        worst = (f"{row.worst:.3f}" if row.worst < math.inf else None for row in rows)
+        lines += [[f"worst of {LEAST} tokens or more", "", "", *worst]]
+        parts.append(f"{label}:\n\n{table(head, lines)}")
+    return "\n\n".join(parts)

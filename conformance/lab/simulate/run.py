@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 from unittest.mock import patch
@@ -52,6 +55,20 @@ def makers() -> dict[str, Make]:
         "ngram-simple": NgramSimpleStrategy,
         "ngram-mod": lambda: NgramModStrategy(table, lookup=EditStrategy()),
     }
+
+
+def costs_of(text: str) -> tuple[str, BlockCosts]:
+    """The name and the costs of a device, or of a file that ``python -m conformance probe --json`` wrote."""
+    if text in TABLES:
+        return text, TABLES[text]
+    try:
+        rows = json.loads(Path(text).read_text("utf-8"))["rows"]
+        # The time of a longer block may have been less, by chance.
+        costs = accumulate((row["cost"] for row in rows), max)
+        return Path(text).name, BlockCosts([row["length"] for row in rows], list(costs))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        told = f"{text} is none of {', '.join(TABLES)}, and no file that `python -m conformance probe --json` wrote"
+        raise argparse.ArgumentTypeError(f"{told}: {error!r}") from error
 
 
 @dataclass
