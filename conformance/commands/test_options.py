@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm import stream_generate
-from mlx_lm.draft import BlockCosts, DraftOptions, EditStrategy, NgramModTable, serving
+from mlx_lm.draft import BlockCosts, DraftMemory, DraftOptions, EditStrategy, NgramModTable, serving
 from mlx_lm.draft.arguments import add_draft_arguments
 from mlx_lm.draft.options import DRAFT_TYPES
 
@@ -159,6 +159,7 @@ def test_a_contradiction_is_an_error_before_a_model_is_loaded(
 GIVEN: list[dict[str, Any]] = [
     {"draft_type": "ngram-simple", "num_draft_tokens": 6, "ngram_size": 5, "disable_adaptive_gate": True},
     {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(4)},
+    {"draft_type": "auto", "draft_memory": DraftMemory(2**12)},
 ]
 # A row drafts neither with a model nor with a margin.
 OTHERS = {"draft_reference", "draft_strategy", "draft_model", "draft_margin", "draft_costs", "draft_group"}

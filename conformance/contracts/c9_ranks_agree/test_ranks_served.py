@@ -41,11 +41,11 @@ WAYS: list[Body] = [
 @pytest.mark.parametrize("how", ["tensor", "pipeline"])
 def test_the_server(tmp_path: Path, how: str) -> None:
     model, right = as_qwen2(tmp_path) if how == "pipeline" else FIXTURE, Right()
-    # The requests of the other one share a memory.
+    # The requests of each share a memory, of another kind.
     options = ["--pipeline"] if how == "pipeline" else ["--draft-type", "ngram-mod", "--ngram-size", "4"]
     bodies = ({"model": str(model), "messages": PROMPTS[name], "max_tokens": 24} for name in cycle(["tool", "json"]))
     asked = [body | way for body, way in zip(bodies, WAYS, strict=False)]
-    by = "none" if how == "pipeline" else "ngram-mod"
+    by = "auto" if how == "pipeline" else "ngram-mod"
     with serve_on_ranks(tmp_path, *options, model=model) as client:
         with closing(client.pieces(asked[1])) as pieces:
             next(pieces)

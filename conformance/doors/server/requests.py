@@ -166,7 +166,7 @@ def judge(body: Body, answer: Answer, right: Answer, noise: float = 0.0, by: str
     """Compare an answer with the right one. Of one that is sampled without a seed only the counts are known.
 
     Args:
-        by: The draft_type of the server, or "model".
+        by: The draft_type of the server, or "model". With "auto" it has a memory.
     """
     if answer.status != 200:
         broken(f"the answer is {answer.status} {answer.error!r}", json.dumps(body))
@@ -183,7 +183,9 @@ def judge(body: Body, answer: Answer, right: Answer, noise: float = 0.0, by: str
 def strategy_of(body: Body, by: str = "none") -> str:
     """What has to draft for a request."""
     kind = body.get("draft_type", "auto" if by == "none" and "prediction" in body else by)
-    return STRATEGIES["ngram-simple" if kind == "auto" and "ngram_size" in body else kind]
+    if kind == "auto" and "ngram_size" in body:
+        kind = "ngram-simple"
+    return "MemoryStrategy" if kind == by == "auto" else STRATEGIES[kind]
 
 
 def judge_counts(body: Body, answer: Answer, by: str) -> None:
