@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,13 @@ from mlx_lm import load, stream_generate
 from mlx_lm.draft import DraftStats, costs
 from mlx_lm.draft.costs import LearnedCosts
 from mlx_lm.draft.planner import Planner
-from mlx_lm.generate import BatchGenerator, generate_step, prompt_lookup_generate_step, speculative_generate_step
+from mlx_lm.generate import (
+    BatchGenerator,
+    batch_generate,
+    generate_step,
+    prompt_lookup_generate_step,
+    speculative_generate_step,
+)
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
@@ -131,3 +138,30 @@ def test_a_quantized_cache_has_costs_of_its_own() -> None:
         learners.append({one for one, *_ in learned})
     assert all(learners)
     assert not set.intersection(*learners), "the times of both caches are learned together"
+
+
+@pytest.mark.parametrize("drafting", [{}, {"draft": "auto"}, {"draft": "ngram-mod"}], ids=str)
+@pytest.mark.parametrize("batch", [False, True], ids=["alone", "batch"])
+def test_drafts_on_cuda_turn_off_its_slow_attention(
+    drafting: Any, batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first pass, and nobody else does: mlx reads the variable once."""
+    name, found = "MLX_CUDA_USE_CUDNN_SDPA", list[str | None]()
+    monkeypatch.setattr("mlx_lm.draft.model._accelerator", lambda: "cuda")
+    # The test forgets what is set in it.
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+    model, tokenizer = load(str(FIXTURE))
+    call = type(model).__call__
+
+    def reads(*args: Any, **kwargs: Any) -> Any:
+        found.append(os.environ.get(name))
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(type(model), "__call__", reads)
+    prompt = ids(tokenizer, "rename")
+    if batch:
+        batch_generate(model, tokenizer, [prompt], max_tokens=2, **drafting)
+    else:
+        list(stream_generate(model, tokenizer, prompt, max_tokens=2, **drafting))
+    assert set(found) == ({"0"} if drafting else {None}), f"passes of {drafting} find {set(found)}"
