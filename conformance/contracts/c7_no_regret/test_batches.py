@@ -12,6 +12,7 @@ import pytest
 from mlx_lm.draft import HeadDraftStrategy, LearnedCosts, SuffixStrategy, costs, device_costs
 
 from conformance.drafters import Changing, Scripted, Wrong
+from conformance.lab.simulate import run
 from conformance.lab.simulate.batches import COST_OF_HEAD, KINDS, Batch, decode, requests
 from conformance.lab.simulate.run import Make
 from conformance.lab.streams import Request
@@ -53,6 +54,17 @@ def head() -> HeadDraftStrategy:
     strategy = HeadDraftStrategy()
     strategy.cost = COST_OF_HEAD
     return strategy
+
+
+@pytest.mark.parametrize("cost", [0.5, 0.8])
+def test_a_head_beside_a_wrong_lookup(cost: float) -> None:
+    """Alone: what both cost is within one credit."""
+    strategy, n = HeadDraftStrategy(Wrong()), 20
+    strategy.cost, strategy.draft = cost, lambda token, n: Wrong().propose(n)
+    result, drafts = run.decode(strategy, Request([0], list(range(n))), run.M4)
+    most = 1.005 * n + CREDIT
+    assert any(drafts)
+    assert result.spent <= most, f"{n} tokens cost {result.spent:.2f} passes, not {most:.2f} at most"
 
 
 def test_all_rows_wait_for_a_head() -> None:

@@ -30,8 +30,8 @@ SEEDS, SIZES = range(100, 101), (300, 1000) if FULL else (300,)
 # Answers of about 40 tokens. In few of them a single draft would weigh too much.
 MORE_SEEDS = dict.fromkeys(("outline", "quote", "lookup", "tool"), range(100, 112))
 SLOWEST = 0.97
-# The most that drafts may cost beyond their gain: in passes, for each token, and if four proposed tokens came true.
-CREDIT, CREDIT_PER_TOKEN, LENT = 1.0, 0.005, 0.35
+# The most that drafts may cost beyond their gain: in passes, and for each token.
+CREDIT, CREDIT_PER_TOKEN = 1.0, 0.005
 # How much slower than the best rival EditStrategy and SuffixStrategy may be, as a share of its speed.
 MARGIN = {name: 0.02 if FULL or name in MORE_SEEDS else 0.05 for name in NAMES}
 # Each is the fastest on some workload, and on none is another rival faster than all of them.
@@ -48,11 +48,10 @@ def test_no_stream_is_slower_and_no_rival_ahead(name: str) -> None:
     slow, speeds = list[str](), dict[str, float]()
     for costs, strategy in ASKED:
         make, total = (makers() | OTHERS)[strategy], Result()
-        credit = CREDIT + LENT * (strategy != "always wrong")
         for stream in streams(MORE_SEEDS.get(name, SEEDS), SIZES, names=[name]):
             row = run(make, [stream], TABLES[costs])
             result = row.by_name[name]
-            most = (1 + CREDIT_PER_TOKEN) * result.emitted + credit * len(stream.requests)
+            most = (1 + CREDIT_PER_TOKEN) * result.emitted + CREDIT * len(stream.requests)
             if row.worst < SLOWEST or result.spent > most + 1e-6:
                 slow.append(f"{strategy}, {costs}: {result.emitted} tokens cost {result.spent:.1f}, at most {most:.1f}")
             total += result
@@ -103,18 +102,8 @@ def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn
     result, _ = decode(Lying(answer, turns), Request([0], answer), costs, replays=replays)
     # Where a long block costs little more than the shortest one, no draft would begin with less.
     credit = min(max(CREDIT, costs(16) - 1), 2.0) if costs(16) < 2 * costs(2) else CREDIT
-    most = (1 + CREDIT_PER_TOKEN) * len(answer) + credit + LENT
+    most = (1 + CREDIT_PER_TOKEN) * len(answer) + credit
     assert result.spent <= most + 1e-6, f"120 tokens cost {result.spent:.2f} passes, not {most:.2f} at most"
-
-
-@pytest.mark.parametrize("cost", [0.5, 0.9])
-def test_a_head_beside_a_wrong_lookup(cost: float) -> None:
-    strategy, n = Wrong(), 20
-    vars(strategy).update(cost=cost, lookup=Wrong())
-    result, drafts = decode(strategy, Request([0], list(range(n))), M4)
-    most = (1 + CREDIT_PER_TOKEN) * n + CREDIT
-    assert any(drafts)
-    assert result.spent <= most, f"{n} tokens cost {result.spent:.2f} passes, not {most:.2f} at most"
 
 
 def test_decoding_runs_ahead_where_nothing_is_drafted() -> None:
@@ -155,7 +144,7 @@ def test_costs_are_learned_by_the_second_response(device: str, factor: float) ->
 
 def test_drafts_begin_where_each_block_costs_over_two_passes() -> None:
     """As on a GPU that takes as long for two tokens as for sixteen."""
-    costs = BlockCosts((1, 2, 16), (1.0, 3.2, 3.6))
+    costs = BlockCosts((1, 2, 16), (1.0, 2.6, 3.0))
     result, _ = decode(EditStrategy(), streams(SEEDS, [300], names=["echo"])[0].requests[0], costs)
     assert result.speed > 5, f"a text that is repeated is {result.speed:.2f} times as fast"
 

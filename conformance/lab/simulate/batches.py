@@ -19,11 +19,11 @@ from mlx_lm.draft import (
     DraftStats,
     EditStrategy,
     LearnedCosts,
-    Planner,
     Proposal,
     SuffixStrategy,
     device_costs,
 )
+from mlx_lm.draft.options import planner_for
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.generate import BatchGenerator
 
@@ -77,7 +77,7 @@ class Batch:
                 # All of a prompt is cached.
                 all_tokens=[request.prompt[:-1]],
                 samplers=[says(request.answer)],
-                planners=[Planner(make(), MAX_AUTO_DRAFT, DraftStats(), costs) if drafted else None],
+                planners=[planner_for(make(), MAX_AUTO_DRAFT, DraftStats(), costs) if drafted else None],
             )
         # The cost of all blocks, of plain batching, and of the time of each row in passes without drafts.
         self.spent = self.plain = self.share = 0.0

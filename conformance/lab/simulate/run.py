@@ -26,7 +26,7 @@ from mlx_lm.draft import (
     SuffixStrategy,
 )
 from mlx_lm.draft.loop import draft_generate_step
-from mlx_lm.draft.options import DEFAULT_NGRAM_MOD_SIZE
+from mlx_lm.draft.options import DEFAULT_NGRAM_MOD_SIZE, planner_for
 from mlx_lm.draft.planner import MAX_AUTO_DRAFT
 from mlx_lm.draft.verify import MAX_REPLAY_BLOCK, NO_LIMIT
 
@@ -115,8 +115,8 @@ class Row:
         return geometric_mean(getattr(result, value) for name, result in self.by_name.items() if name[0] != "(")
 
 
-class KnownVocabulary(Planner):
-    """The logits of a stand-in are narrow, and its passes take no time."""
+class KnownVocabulary:
+    """Of a planner: the logits of a stand-in are narrow, and its passes take no time."""
 
     vocab_size = property(lambda self: VOCAB, lambda self, n: None)
 
@@ -185,7 +185,8 @@ def decode(
     With ``replays`` the cache drops nothing, as that of deepseek_v41: what was right of a rejected block is fed again.
     """
     known = (learned or costs) if gated else None
-    planner = KnownVocabulary(strategy, bound, DraftStats(), known, request.eos)
+    kind = type(planner_for(strategy, 0, DraftStats()))
+    planner = type("Known", (KnownVocabulary, kind), {})(strategy, bound, DraftStats(), known, request.eos)
     model = Answering(planner, costs, learned, clock, replays)
     # Drawn once for each token, in order, as the loop promises.
     said = chain(request.answer, repeat(0))
