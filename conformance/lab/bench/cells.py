@@ -49,7 +49,7 @@ class Ready:
 
     def drafted(self, draft_type: str) -> Run:
         drafter = DraftOptions(draft_type).make_strategy(self.subject.model)
-        drafter.observe(self.prompt[:-2])
+        drafter.begin(self.prompt[:-2])
         options = {"draft_costs": self.subject.costs, "eos_token_ids": self.subject.eos, "stats": DraftStats()}
         return Run(self, speculative_generate_step, draft_strategy=drafter, **options)
 
