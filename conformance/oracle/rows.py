@@ -138,10 +138,11 @@ class Row:
 
             options["stop_sequences"] = StopSequences([self.stop])
         if self.strategy is not None:
-            from mlx_lm.draft import DraftStats, Planner
+            from mlx_lm.draft import DraftStats
+            from mlx_lm.draft.options import planner_for
 
             self.stats = DraftStats()
-            options["planners"] = Planner(self.strategy, self.num_draft_tokens, self.stats, self.costs)
+            options["planners"] = planner_for(self.strategy, self.num_draft_tokens, self.stats, self.costs)
         return {name: [value] for name, value in options.items()}
 
     def break_part(self, part: str, at: int) -> None:

@@ -39,7 +39,8 @@ PUBLIC = {
 }
 # Names of mlx_lm.draft for mlx_lm itself, or that later stages bring.
 OTHERS = (
-    "DraftHead DraftOptions HeadDraftStrategy HeadedModel LearnedCosts Planner Proposal device_costs read_draft_options"
+    "DraftHead DraftMemory DraftOptions HeadDraftStrategy HeadedModel LearnedCosts MemoryStrategy Planner Proposal "
+    "device_costs read_draft_options"
 )
 
 

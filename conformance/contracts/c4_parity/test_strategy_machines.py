@@ -107,6 +107,19 @@ def typed(name: str, **options: Any) -> Callable[[Any], Any]:
     return lambda text: DraftOptions(name, draft_reference=text, **options).make_strategy(OfAllTokens())
 
 
+def part(name: str) -> Callable[[Any], Any]:
+    """A part around the strategy of a text, which later stages bring."""
+
+    def make(text: Any) -> Any:
+        from mlx_lm.draft.best import Best
+        from mlx_lm.draft.corrected import Corrected
+
+        corrected = Corrected(typed("suffix")(text))
+        return corrected if name == "Corrected" else Best(corrected, Corrected(typed("suffix")(text)))
+
+    return make
+
+
 # By draft type, or by class.
 ROWS = {
     "auto": Row(typed("auto"), None),
@@ -114,19 +127,21 @@ ROWS = {
     "suffix": Row(typed("suffix"), longest),
     "ngram-simple": Row(typed("ngram-simple", ngram_size=NGRAM), latest),
     "ngram-mod": Row(typed("ngram-mod", ngram_size=NGRAM), remembered, takes_reference=False),
+    "Corrected": Row(part("Corrected"), longest),
+    "Best": Row(part("Best"), longest),
     "ModelDraftStrategy": Row(lambda _: ModelDraftStrategy(OfAllTokens(), [KVCache()], 4), greedy, False),
 }
 
 
 def test_every_strategy_has_a_row() -> None:
     """The classes of mlx_lm.draft with the methods of the protocol. A planner has other arguments."""
-    from mlx_lm.draft import HeadDraftStrategy  # It has tests of its own.
+    from mlx_lm.draft import HeadDraftStrategy, MemoryStrategy  # They have tests of their own.
 
     modules = [import_module(module.name) for module in iter_modules(mlx_lm.draft.__path__, "mlx_lm.draft.")]
     classes: set[Any] = {one for module in modules for one in vars(module).values() if inspect.isclass(one)}
     found = {one for one in classes if all(hasattr(one, name) for name in ("observe", "propose", "accept"))}
     found = {one for one in found if list(inspect.signature(one.propose).parameters) == ["self", "n_max"]}
-    found -= {DraftStrategy, HeadDraftStrategy, *(type(row.make(None)) for row in ROWS.values())}
+    found -= {DraftStrategy, HeadDraftStrategy, MemoryStrategy, *(type(row.make(None)) for row in ROWS.values())}
     missing = {f"{one.__module__}.{one.__name__}" for one in found} | {*DRAFT_TYPES} - ROWS.keys()
     if missing:
         broken("\n".join(f"{one} drafts, and no test asks it: add a row to ROWS in {__name__}" for one in missing))

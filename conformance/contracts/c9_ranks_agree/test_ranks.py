@@ -109,7 +109,7 @@ STREAMS: dict[str, Case] = {
     "sampled": Case(lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)}),
     "scripted": Case(of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED), accepts=True),
 }
-METHODS = (("propose", 2), ("observe", 0), ("accept", 0))
+METHODS = (("propose", 2), ("observe", 1), ("accept", 0))
 # After a failure the ranks are in step.
 FAILING: dict[str, Case] = {
     **{f"{method} fails": fails(method, at) for method, at in METHODS},
