@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlx_lm.draft import BlockCosts, EditStrategy, NgramModStrategy, NgramModTable
+from mlx_lm.draft import BlockCosts, DraftMemory, EditStrategy, MemoryStrategy
 
 from conformance.lab.simulate.rivals import limits, others
 from conformance.lab.simulate.run import LEAST, TABLES, Make, Result, Row, decode, run
@@ -92,12 +92,14 @@ def is_edit(request: Request) -> bool:
 
 
 def drafters() -> dict[str, Make]:
-    """What drafts the turns of a run: with each request alone, and with what all requests before it said."""
-    grams = NgramModTable(3, vocab_size=VOCAB)
-    return {
-        "edit, each request alone": EditStrategy,
-        "edit, and the 3-grams of all requests": lambda: NgramModStrategy(grams, lookup=EditStrategy()),
-    }
+    """What drafts the turns of a run: with each request alone, and as the server, with a memory of all before it."""
+    memory = DraftMemory()
+
+    def remember() -> MemoryStrategy:
+        memory.wait()
+        return MemoryStrategy(memory, VOCAB, EditStrategy())
+
+    return {"edit, each request alone": EditStrategy, "edit, and the memory of all requests": remember}
 
 
 def turn_by_turn(make: Make, turns: Sequence[tuple[Stream, ...]], costs: BlockCosts) -> Row:

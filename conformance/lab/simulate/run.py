@@ -119,6 +119,11 @@ class KnownVocabulary:
     """Of a planner: the logits of a stand-in are narrow, and its passes take no time."""
 
     vocab_size = property(lambda self: VOCAB, lambda self, n: None)
+    # The token that is drawn last and not fed. What responses share learns it too.
+    last: Sequence[int] = ()
+
+    def close(self, n_accepted: int, tokens: Sequence[int]) -> None:
+        super().close(n_accepted, [*tokens, *self.last])  # type: ignore[misc]
 
     def learn(self, n_tokens: int, seconds: float, ahead: bool = False) -> None:
         pass
@@ -187,6 +192,7 @@ def decode(
     known = (learned or costs) if gated else None
     kind = type(planner_for(strategy, 0, DraftStats()))
     planner = type("Known", (KnownVocabulary, kind), {})(strategy, bound, DraftStats(), known, request.eos)
+    planner.last = request.answer[-1:]
     model = Answering(planner, costs, learned, clock, replays)
     # Drawn once for each token, in order, as the loop promises.
     said = chain(request.answer, repeat(0))
@@ -205,8 +211,6 @@ def decode(
     with patch.object(mx, "async_eval", lambda *_: None):
         tokens = [token for token, _, _ in steps]
     assert tokens == request.answer[:-1]
-    # What responses share learns the end too.
-    planner.observe(request.answer[-1:])
     fed = sum(1 + len(draft) for draft in model.drafts)
     return Result(len(request.answer), model.forwards, fed, model.spent, model.ahead), model.drafts
 
