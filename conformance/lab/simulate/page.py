@@ -63,7 +63,7 @@ def alone(make: Make, found: Sequence[Stream], length: int) -> list[Row]:
     """Whole drafts, always: whatever a device costs, it feeds the same."""
     rows = [Row() for _ in TABLES]
     for stream in found:
-        decoded = [decode(make(), request, bound=length, gated=False) for request in stream.requests]
+        decoded = [decode(make(), request, bound=length, gated=False, waits=True) for request in stream.requests]
         for row, costs in zip(rows, TABLES.values(), strict=True):
             spent = (replace(one, spent=sum(costs(1 + len(draft)) for draft in drafts)) for one, drafts in decoded)
             row.add(stream, sum(spent, Result()))

@@ -121,6 +121,10 @@ class KnownVocabulary:
     vocab_size = property(lambda self: VOCAB, lambda self, n: None)
     # The token that is drawn last and not fed. What responses share learns it too.
     last: Sequence[int] = ()
+    waits = False
+
+    def runs_ahead(self) -> bool:
+        return not self.waits and super().runs_ahead()  # type: ignore[misc]
 
     def close(self, n_accepted: int, tokens: Sequence[int]) -> None:
         super().close(n_accepted, [*tokens, *self.last])  # type: ignore[misc]
@@ -183,16 +187,18 @@ def decode(
     clock: Clock = float,
     processors: Sequence[Any] = (),
     replays: bool = False,
+    waits: bool = False,
 ) -> tuple[Result, list[list[int]]]:
     """Let the loop decode a known answer. Also returns the draft of each block.
 
     The planner knows ``costs``. With ``learned`` it knows only what that has learned from the times of the ``clock``.
+    With ``waits`` each step knows its token before it asks for a draft, as in programs that do not run ahead.
     With ``replays`` the cache drops nothing, as that of deepseek_v41: what was right of a rejected block is fed again.
     """
     known = (learned or costs) if gated else None
     kind = type(planner_for(strategy, 0, DraftStats()))
     planner = type("Known", (KnownVocabulary, kind), {})(strategy, bound, DraftStats(), known, request.eos)
-    planner.last = request.answer[-1:]
+    planner.last, planner.waits = request.answer[-1:], waits
     model = Answering(planner, costs, learned, clock, replays)
     # Drawn once for each token, in order, as the loop promises.
     said = chain(request.answer, repeat(0))
