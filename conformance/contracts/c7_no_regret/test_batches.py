@@ -56,7 +56,7 @@ def head() -> HeadDraftStrategy:
     return strategy
 
 
-@pytest.mark.parametrize("cost", [0.5, 0.8])
+@pytest.mark.parametrize("cost", [0.5, 0.9])
 def test_a_head_beside_a_wrong_lookup(cost: float) -> None:
     """Alone: what both cost is within one credit."""
     strategy, n = HeadDraftStrategy(Wrong()), 20
