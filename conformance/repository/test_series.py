@@ -73,17 +73,17 @@ def sizes() -> dict[str, tuple[int, int]]:
     apart = {"prefixes", "grammar"}
     lab = lines_of(ROOT / "conformance" / "lab")
     return {
-        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6616),
-        "the series up to core": (sum(code[stage] for stage in to_core), 2354),
-        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 3659),
-        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 6673),
-        "prefixes": (code["prefixes"], 511),
+        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6915),
+        "the series up to core": (sum(code[stage] for stage in to_core), 2346),
+        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 3984),
+        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 7261),
+        "prefixes": (code["prefixes"], 513),
         "the tests of prefixes": (tests["prefixes"], 680),
-        "grammar": (code["grammar"], 669),
-        "the tests of grammar": (tests["grammar"], 949),
-        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_230),
-        "conformance/lab/": (lab, 2_770),
-        "scripts/": (lines_of(ROOT / "scripts"), 1_200),
+        "grammar": (code["grammar"], 701),
+        "the tests of grammar": (tests["grammar"], 971),
+        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_313),
+        "conformance/lab/": (lab, 3_270),
+        "scripts/": (lines_of(ROOT / "scripts"), 1_197),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
 
 
