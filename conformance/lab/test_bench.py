@@ -6,7 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from mlx_lm.draft import DraftStats
+from mlx_lm.generate import speculative_generate_step
 
 from conformance.doors.server.process import FAST
 from conformance.lab.bench import cells, models, prefixes, speed
@@ -39,6 +42,22 @@ def test_other_tokens_show_no_speed(subject: Subject, monkeypatch: pytest.Monkey
         assert row["low"] <= row["speed"] <= row["high"]
         assert row["tokens_per_forward"] > 1
     assert (other["parity"], other["speed"], other["low"]) == (False, None, None)
+
+
+@pytest.mark.usefixtures("known_costs")
+def test_a_run_drafts_as_a_request_does(subject: Subject) -> None:
+    """Its strategy has seen the prompt as a prompt. As an answer it teaches changes that nobody made."""
+    prompt, said, stats = subject.encode(PROMPTS["json"]), list[int](), DraftStats()
+    run = cells.Ready(subject, prompt, tokens=100).drafted("edit")
+    cells.in_turns([run])
+    options = {"draft": "edit", "draft_costs": subject.costs, "eos_token_ids": subject.eos, "stats": stats}
+    for token, *_ in speculative_generate_step(mx.array(prompt), subject.model, max_tokens=100, **options):
+        said.append(token)
+        if token in subject.eos:
+            break
+    assert run.tokens == said
+    assert run.stats is not None
+    assert (run.stats.forwards, run.stats.drafted) == (stats.forwards, stats.drafted)
 
 
 @pytest.mark.repository

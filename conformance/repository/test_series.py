@@ -92,6 +92,21 @@ def lines_of(folder: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in folder.rglob("*") if path.suffix in (".py", ".sh"))
 
 
+# The files of mlx_lm/draft that know integers only: lookups, the parts around them, and the planner.
+INTEGERS = (
+    "acceptance best changes corrected edit guide head_planner memory ngram_mod ngram_simple planner strategy suffix"
+)
+
+
+@pytest.mark.parametrize("name", INTEGERS.split())
+def test_lookups_and_parts_know_no_arrays_of_mlx(name: str) -> None:
+    tree = ast.parse((checkout() / "mlx_lm" / "draft" / f"{name}.py").read_text())
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {"." * node.level + (node.module or "") for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    own = {f".{one}" for one in (*INTEGERS.split(), "costs")}
+    assert not [one for one in found if one.startswith("mlx") or (one.startswith(".") and one not in own)]
+
+
 def test_what_somebody_reads_is_small() -> None:
     large = [f"{name} has {size} lines, {most} at most" for name, (size, most) in sizes().items() if size > most]
     assert not large, "; ".join(large)
