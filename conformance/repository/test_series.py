@@ -82,7 +82,7 @@ def sizes() -> dict[str, tuple[int, int]]:
         "grammar": (code["grammar"], 701),
         "the tests of grammar": (tests["grammar"], 971),
         "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_328),
-        "conformance/lab/": (lab, 3_289),
+        "conformance/lab/": (lab, 3_292),
         "scripts/": (lines_of(ROOT / "scripts"), 1_197),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
 
