@@ -49,11 +49,22 @@ def moved(right: Callable[..., Any]) -> Callable[..., Any]:
     return trim
 
 
+def taken(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A drafted token is taken whatever the model says."""
+
+    def drafted_step(decoder: Any, y: Any, n_left: float) -> Any:
+        if decoder.n_accepted < len(decoder.draft):
+            decoder.draft[decoder.n_accepted] = y.item()
+        return right(decoder, y, n_left)
+
+    return drafted_step
+
+
 # Each kind of state, in bf16, or with weights or keys of few bits, and what is wrong. Layers of qwen3_next choose
 # experts, and that choice can also have near ties.
 PLANTED = [
     ("llama", KVCache, "trim", one_short),
-    ("llama", Decoder, "is_drafted", lambda _: lambda self, token: self.n_accepted < len(self.draft)),
+    ("llama", Decoder, "drafted_step", taken),
     ("gemma3_text, bf16", RotatingKVCache, "trim", one_short),
     ("gemma3_text, bf16", RotatingKVCache, "trim", moved),
     ("mamba", ArraysCache, "trim", lambda _: lambda cache, n: n),
