@@ -73,10 +73,10 @@ def sizes() -> dict[str, tuple[int, int]]:
     apart = {"prefixes", "grammar"}
     lab = lines_of(ROOT / "conformance" / "lab")
     return {
-        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6922),
-        "the series up to core": (sum(code[stage] for stage in to_core), 2346),
-        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 3991),
-        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 7269),
+        "the series": (sum(code[stage] for stage in order() if stage not in apart), 6924),
+        "the series up to core": (sum(code[stage] for stage in to_core), 2348),
+        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 3993),
+        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 7279),
         "prefixes": (code["prefixes"], 513),
         "the tests of prefixes": (tests["prefixes"], 680),
         "grammar": (code["grammar"], 701),
