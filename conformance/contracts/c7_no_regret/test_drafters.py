@@ -95,6 +95,7 @@ turn = st.tuples(st.integers(0, 16), claims)
 @example(CPU, [(0, [1.0] * 9)], False)
 @example(BlockCosts(range(1, 10), [1.0] + 8 * [3.0]), [(0, [1.0] * 9)], False)
 @example(CPU, [(2, [1.0] * 9)], True)
+@example(M4, [(0, [0.9] * 9)], True)
 @example(BlockCosts(range(1, 10), [1.0] + 8 * [2.9]), [(0, [1.0] * 9)], True)
 def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn], replays: bool) -> None:
     """Also where a cache drops nothing, and accepted tokens are fed again."""
