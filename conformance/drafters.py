@@ -124,7 +124,7 @@ class Head:
         digest = hidden.astype(mx.float32).sum(axis=-1)
         wide = (mx.repeat(x[:, None, :, None].astype(mx.float32), self.WIDTH, axis=-1) for x in (tokens, digest))
         cache[0].update_and_fetch(*wide)
-        places = mx.array(cache[0].offset).reshape(-1, 1) + mx.arange(1 - tokens.shape[1], 1)
+        places = mx.array(cache[0].offset).reshape(-1, 1) + mx.arange(2 - tokens.shape[1], 2)
         return mx.broadcast_to(places[..., None], hidden.shape).astype(mx.float32)
 
     def likeliest(self, hidden: mx.array) -> tuple[mx.array, mx.array]:

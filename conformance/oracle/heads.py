@@ -1,4 +1,4 @@
-"""What the cache of a head holds: each token, and the hidden state that it was drawn from."""
+"""What the cache of a head holds: each token but the first, and the hidden state that it was drawn from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.subjects.decoded import Family, model_of
 
 
 def held(headed: Any, caches: list[Any]) -> tuple[list[int], list[float]]:
-    """The tokens that a head is shown for its next draft, and the digests of their hidden states."""
+    """The tokens but the first, which a head is shown for its next draft, and the digests of their hidden states."""
     headed.draft(mx.array([[0]]), caches, 1)
     keys, values = (x[0, 0, :, 0] for x in caches[-1][1].keys_and_values())
     return keys.astype(mx.int32).tolist(), values.tolist()
@@ -36,18 +36,18 @@ def compare_head(got: Run) -> None:
     n = case.length + len(got.tokens) + (case.end == "failure")
     text = [*case.prompt, *case.plain(N).tokens]
     tokens, shown = held(HeadedModel(model_of(case.family), Head([])), [*got.caches, *got.drafts.left])
-    if tokens != text[:n]:
-        broken(f"the head holds {len(tokens)} tokens that end with {tokens[-6:]}, instead of {n}, {text[:n][-6:]}")
+    if tokens != text[1:n]:
+        broken(f"the head holds {len(tokens)} tokens that end with {tokens[-6:]}, instead of {n - 1}, {text[:n][-6:]}")
     right = digests(case.family, tuple(text), case.length, case.prefill)
     for i, (a, b) in enumerate(zip(shown, right, strict=False)):
         if abs(a - b) > 2e-3:
-            broken(f"the head is shown another hidden state with token {i} of {n}, off by {abs(a - b):.2g}")
+            broken(f"the head is shown another hidden state with token {i + 1} of {n}, off by {abs(a - b):.2g}")
 
 
 @cache
 def digests(family: Family, text: tuple[int, ...], length: int, prefill: int) -> list[float]:
     """What the head has to be shown with each token of plain decoding: what the last layer gave before it."""
-    model, caches, seen, found = model_of(family), family.caches(), list[Any](), [0.0]
+    model, caches, seen, found = model_of(family), family.caches(), list[Any](), list[float]()
     layer = type(model.layers[-1])
     call = layer.__call__
 
