@@ -16,7 +16,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 from mlx_lm.draft import DraftOptions, DraftStats, HeadDraftStrategy, HeadedModel, load_head, save_head
-from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
+from mlx_lm.generate import BatchGenerator, _merge_caches, generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache, snapshot_prompt_cache, trim_prompt_cache
 
 from conformance.heads.forms import FORMS
@@ -109,6 +109,24 @@ def test_drafts_are_what_is_right(family: str) -> None:
     likely = mx.softmax(right(family)[1][0, LENGTH - 1 :], axis=-1)
     assert list(drafted) == mx.argmax(likely, axis=-1).tolist()
     assert off(mx.array(drafted.likely), likely.max(axis=-1)) < 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5"])
+def test_rows_of_a_batch_are_drafted_as_alone(family: str) -> None:
+    """Rows of different lengths, of which the head has read one, twice in a row."""
+    headed, ends = HeadedModel(*loaded(family)), (LENGTH, 7)
+    rows = [headed.make_cache() for _ in ends]
+    for end, caches in zip(ends, rows, strict=True):
+        headed(mx.array([TEXT[:end]]), caches)
+    following = mx.array([[TEXT[end]] for end in ends])
+    alone = [headed.draft(one[None], caches, 2)[0] for one, caches in zip(following, rows, strict=True)]
+    rows[1] = headed.make_cache()
+    headed(mx.array([TEXT[: ends[1]]]), rows[1])
+    batch = _merge_caches(rows)
+    for _ in range(2):
+        drafted = headed.draft(following, batch, 2)
+        assert drafted == alone
+        assert off(mx.array([d.likely for d in drafted]), mx.array([d.likely for d in alone])) < 10 * TOLERANCE
 
 
 def quantized(head: Any, bits: int) -> Any:

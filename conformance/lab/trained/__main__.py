@@ -1,6 +1,8 @@
 """What a trained head gains on streams that it was not trained on, alone and with a lookup, by what blocks cost.
 
 python -m conformance.lab.trained
+python -m conformance.lab.trained --reported    # a head that is as often right as others report of those of checkpoints
+python -m conformance.lab.trained --reported --messages FILE --tokenizer DIR    # those of conformance.lab.simulate
 """
 
 from __future__ import annotations
@@ -8,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from mlx_lm.draft import BlockCosts, EditStrategy, HeadDraftStrategy, Proposal
 
 from conformance.arguments import parser
 from conformance.lab.recorded import FILES, is_judge, read
+from conformance.lab.simulate import messages
 from conformance.lab.simulate.__main__ import TITLES
 from conformance.lab.simulate.run import TABLES, Row, decode, run
-from conformance.lab.streams import LOOPS, Stream, recorded
+from conformance.lab.streams import LOOPS, VOCAB, Request, Stream, load, recorded
 from conformance.tables import table
 
 # A token of the head of SmolLM2, in forward passes: by the share of the model's weights that it reads.
@@ -59,6 +63,61 @@ class Recorded(HeadDraftStrategy):
         self.place += len(tokens)
 
 
+# How often the first, second and third token of a checkpoint's head are right if those before are, as reported for
+# Qwen3.5 and others, and what a token may cost.
+REPORTED, REPORTED_COSTS = (0.85, 0.7, 0.6), (0.05, 0.06, 0.1)
+
+
+class Reported(HeadDraftStrategy):
+    """Drafts what is to come, as often right as it is said to be, and knows how likely each token is."""
+
+    def __init__(self, request: Request, cost: float, rates: Sequence[float] = REPORTED, lookup: Any = None) -> None:
+        super().__init__(lookup)
+        self.answer, self.place, self.rates = request.answer, -len(request.prompt), rates
+        self.cost, self.draft = cost, self.known
+
+    def known(self, _: int, n: int) -> Proposal:
+        drafted, likely, is_right = [], [], True
+        for i in range(n):
+            rate, dice = self.rates[min(i, len(self.rates) - 1)], Random(f"{self.place} {i}")
+            chance = dice.betavariate(2 * rate, 2 * (1 - rate)) if 0 < rate < 1 else rate
+            there = self.answer[self.place + i : self.place + i + 1]
+            is_right = is_right and dice.random() < chance and bool(there)
+            drafted.append(there[0] if is_right else VOCAB - 1)
+            likely.append(chance)
+        return Proposal(drafted, likely)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        super().observe(tokens)
+        self.place += len(tokens)
+
+
+def fresh(n: int = 8) -> list[Stream]:
+    """Texts of which nothing comes twice."""
+    texts = [[Random(f"{seed} {i}").randrange(VOCAB - 1) for i in range(400)] for seed in range(n)]
+    return [Stream("fresh text", 100, i, (Request(text[:100], text[100:]),)) for i, text in enumerate(texts)]
+
+
+def reported(found: Sequence[Stream], costs: BlockCosts, cost: float, rates: Sequence[float] = REPORTED) -> Row:
+    """The results of such a head with a lookup."""
+    row = Row()
+    for one in found:
+        for request in one.requests:
+            row.add(one, decode(Reported(request, cost, rates, EditStrategy()), request, costs)[0])
+    return row
+
+
+def show_reported(sources: dict[str, Sequence[Stream]]) -> None:
+    heads = {f"head of {cost}": (cost, REPORTED) for cost in REPORTED_COSTS}
+    heads |= {"half right": (0.06, (0.5,)), "always wrong": (0.06, (0.0,))}
+    for device, costs in TABLES.items():
+        lines = []
+        for name, found in sources.items():
+            made = [run(EditStrategy, found, costs), *(reported(found, costs, *head) for head in heads.values())]
+            lines.append([name, *(f"{row.mean('speed'):.2f} ({row.worst:.2f})" for row in made)])
+        print(f"Implied speed, costs of {device}: mean of kinds (worst)\n\n{table(['', 'lookup', *heads], lines)}\n")
+
+
 def judged(work: str) -> Iterator[tuple[Stream, HeadDrafts]]:
     """The streams that the head was not trained on, each with its drafts. Answers that run into a loop are left out."""
     what, kinds = WORK[work]
@@ -85,7 +144,19 @@ def rows(streams: Sequence[tuple[Stream, HeadDrafts]], costs: BlockCosts) -> dic
 
 
 def main() -> None:
-    parser(__doc__, "python -m conformance.lab.trained").parse_args()
+    options = parser(__doc__, "python -m conformance.lab.trained")
+    options.add_argument("--reported", action="store_true", help="a head that is as often right as others report")
+    options.add_argument("--messages", type=Path, metavar="FILE", help="conversations of your own, with --reported")
+    options.add_argument("--tokenizer", type=Path, metavar="DIR", help="of --messages, with its chat template")
+    args = options.parse_args()
+    if (args.messages is None) != (args.tokenizer is None) or (args.messages and not args.reported):
+        options.error("--reported, --messages and --tokenizer go together")
+    if args.messages:
+        show_reported({args.messages.name: messages.load(args.messages, args.tokenizer)})
+        return
+    if args.reported:
+        show_reported({"fresh text": fresh(), "answers": load("answers"), "real edits": load("edits")})
+        return
     columns = [f"{device}: {name}" for device in TABLES for name in ("edit", "head", "both")]
     found: dict[str, list[Row]] = {}
     counts: dict[str, list[int]] = {}
