@@ -43,7 +43,6 @@ KINDS = {
     "ArraysCache": Kind("[ArraysCache(2)]", (last_two, everything)),
     "CacheList": Kind("[CacheList(KVCache(), RotatingKVCache({size}))]", (everything, window)),
     "CacheList with ArraysCache": Kind("[CacheList(ArraysCache(2), KVCache())]", (last_two, everything, everything)),
-    "CatchUpCache": Kind("[CatchUpCache(KVCache(), KVCache())]", (everything, everything)),
     "several caches": Kind(
         "[ArraysCache(2), CacheList(KVCache(), RotatingKVCache({size}))]", (last_two, everything, everything, window)
     ),

@@ -61,6 +61,7 @@ def test_rows(asked: str, adapter: Adapters) -> None:
 # What looks like the cache of a layer, and what it is.
 OTHERS = {
     "BlockState": "a state of ArraysCache",
+    "CatchUpCache": "what a head holds, all but the first token, which conformance/heads/ asks",
     "LayerCache": "the cache of deepseek_v41, which test_models.py asks",
     "SteppedKeys": "the keys that RotatingKVCache gives of a draft",
     "TokenBuffer": "the tokens of a request",

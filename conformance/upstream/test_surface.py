@@ -40,7 +40,7 @@ PUBLIC = {
 # Names of mlx_lm.draft for mlx_lm itself, or that later stages bring.
 OTHERS = (
     "DraftHead DraftMemory DraftOptions HeadDraftStrategy HeadedModel LearnedCosts MemoryStrategy Planner Proposal "
-    "device_costs read_draft_options"
+    "device_costs find_head load_head read_draft_options save_head"
 )
 
 
