@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from mlx_lm.draft import BlockCosts, EditStrategy, HeadDraftStrategy, Proposal
+from mlx_lm.draft.corrected import new_counts
 
 from conformance.arguments import parser
 from conformance.lab.recorded import FILES, is_judge, read
@@ -100,15 +101,18 @@ def fresh(n: int = 8) -> list[Stream]:
 
 def reported(found: Sequence[Stream], costs: BlockCosts, cost: float, rates: Sequence[float] = REPORTED) -> Row:
     """The results of such a head with a lookup."""
-    row = Row()
+    row, counts = Row(), new_counts()
     for one in found:
         for request in one.requests:
-            row.add(one, decode(Reported(request, cost, rates, EditStrategy()), request, costs)[0])
+            strategy = Reported(request, cost, rates, EditStrategy())
+            # All requests learn of it
+            strategy.counts = counts
+            row.add(one, decode(strategy, request, costs)[0])
     return row
 
 
 def show_reported(sources: dict[str, Sequence[Stream]]) -> None:
-    heads = {f"head of {cost}": (cost, REPORTED) for cost in REPORTED_COSTS}
+    heads: dict[str, tuple[float, Sequence[float]]] = {f"head of {cost}": (cost, REPORTED) for cost in REPORTED_COSTS}
     heads |= {"half right": (0.06, (0.5,)), "always wrong": (0.06, (0.0,))}
     for device, costs in TABLES.items():
         lines = []
@@ -134,11 +138,13 @@ def judged(work: str) -> Iterator[tuple[Stream, HeadDrafts]]:
 def rows(streams: Sequence[tuple[Stream, HeadDrafts]], costs: BlockCosts) -> dict[str, Row]:
     """The results of the lookup alone, of the head alone and of both."""
     found = {"edit": run(EditStrategy, [one for one, _ in streams], costs), "head": Row(), "both": Row()}
+    # What all requests learn of a head
+    counts = {"head": new_counts(), "both": new_counts()}
     for one, drafts in streams:
         request = one.requests[0]
         for name, lookup in (("head", None), ("both", EditStrategy())):
             strategy = Recorded(drafts, len(request.prompt), lookup)
-            strategy.cost = COST
+            strategy.cost, strategy.counts = COST, counts[name]
             found[name].add(one, decode(strategy, request, costs)[0])
     return found
 
