@@ -102,8 +102,8 @@ FORMS = {
         _parts("model.mtp.layers.0.{}", "enorm hnorm eh_proj final_layernorm"),
         {2: "model.mtp.layers.0.", 3: "model.mtp.layers.1."},
         {"num_hidden_layers": 4, "moe_layer_freq": [0, 1, 0, 0], "hybrid_layer_pattern": [0, 1, 1, 1]},
-        # As in the real one: twice those of the other layers
-        {"swa_num_key_value_heads": 4, "n_shared_experts": None},
+        # As in the real one: twice those of the other layers. Values are not scaled: mlx-lm 0.32.1 does not do it.
+        {"swa_num_key_value_heads": 4, "n_shared_experts": None, "attention_value_scale": 1.0},
     ),
     "step3p5": Form(
         "step3p5",
