@@ -7,6 +7,7 @@ for a text in one piece and in parts, for what they draft from their own states,
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from mlx import nn
 from mlx_lm.draft import DraftOptions, DraftStats, HeadDraftStrategy, HeadedModel, load_head, save_head
 from mlx_lm.generate import BatchGenerator, _merge_caches, generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache, snapshot_prompt_cache, trim_prompt_cache
+from packaging.version import Version
 
 from conformance.heads.forms import FORMS
 from conformance.heads.published import write
@@ -142,6 +144,8 @@ def test_a_head_is_kept(family: str, bits: int, tmp_path: Path) -> None:
     """Saved and loaded it computes the same, and with fewer bits what its rounded weights give."""
     head = loaded(family)[1]
     if bits:
+        if Version(version("mlx")) < Version("0.32.3"):
+            pytest.skip("the quantized experts of this release need a newer mlx")
         quantized(head, bits)
     wanted = computed(family, head, PARTS[1])
     save_head(head, tmp_path / "head")
