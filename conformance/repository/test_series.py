@@ -81,8 +81,8 @@ def sizes() -> dict[str, tuple[int, int]]:
         "the tests of prefixes": (tests["prefixes"], 683),
         "grammar": (code["grammar"], 701),
         "the tests of grammar": (tests["grammar"], 971),
-        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_979),
-        "conformance/lab/": (lab, 3_519),
+        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 14_988),
+        "conformance/lab/": (lab, 3_533),
         "scripts/": (lines_of(ROOT / "scripts"), 1_197),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
 

@@ -20,7 +20,8 @@ from conformance.arguments import parser
 from conformance.lab.recorded import FILES, is_judge, read
 from conformance.lab.simulate import messages
 from conformance.lab.simulate.__main__ import TITLES
-from conformance.lab.simulate.run import TABLES, Row, decode, run
+from conformance.lab.simulate.page import drafters
+from conformance.lab.simulate.run import TABLES, Make, Row, decode, run
 from conformance.lab.streams import LOOPS, VOCAB, Request, Stream, load, recorded
 from conformance.tables import table
 
@@ -47,21 +48,31 @@ class HeadDrafts:
     chances: list[list[int]]
 
 
-class Recorded(HeadDraftStrategy):
-    """The drafts of a head, from the file, after each token of an answer."""
+class Known(HeadDraftStrategy):
+    """A head whose drafts are known at each place of an answer."""
 
-    def __init__(self, drafts: HeadDrafts, n_prompt: int, lookup: Any = None) -> None:
+    def __init__(self, n_prompt: int, lookup: Any) -> None:
         super().__init__(lookup)
-        self.drafts, self.place = drafts, -n_prompt
-        self.draft = self.known
+        self.place, self.draft = -n_prompt, self.known
 
     def known(self, token: int, n: int) -> Proposal:
-        chances = [percent / 100 for percent in self.drafts.chances[self.place]]
-        return Proposal(self.drafts.tokens[self.place][:n], chances[:n])
+        raise NotImplementedError
 
     def observe(self, tokens: Sequence[int]) -> None:
         super().observe(tokens)
         self.place += len(tokens)
+
+
+class Recorded(Known):
+    """The drafts of a head, from the file, after each token of an answer."""
+
+    def __init__(self, drafts: HeadDrafts, n_prompt: int, lookup: Any = None) -> None:
+        super().__init__(n_prompt, lookup)
+        self.drafts = drafts
+
+    def known(self, token: int, n: int) -> Proposal:
+        chances = [percent / 100 for percent in self.drafts.chances[self.place]]
+        return Proposal(self.drafts.tokens[self.place][:n], chances[:n])
 
 
 # How often the first, second and third token of a checkpoint's head are right if those before are, as reported for
@@ -69,15 +80,14 @@ class Recorded(HeadDraftStrategy):
 REPORTED, REPORTED_COSTS = (0.85, 0.7, 0.6), (0.05, 0.06, 0.1)
 
 
-class Reported(HeadDraftStrategy):
+class Reported(Known):
     """Drafts what is to come, as often right as it is said to be, and knows how likely each token is."""
 
-    def __init__(self, request: Request, cost: float, rates: Sequence[float] = REPORTED, lookup: Any = None) -> None:
-        super().__init__(lookup)
-        self.answer, self.place, self.rates = request.answer, -len(request.prompt), rates
-        self.cost, self.draft = cost, self.known
+    def __init__(self, request: Request, cost: float, rates: Sequence[float], lookup: Any) -> None:
+        super().__init__(len(request.prompt), lookup)
+        self.answer, self.cost, self.rates = request.answer, cost, rates
 
-    def known(self, _: int, n: int) -> Proposal:
+    def known(self, token: int, n: int) -> Proposal:
         drafted, likely, is_right = [], [], True
         for i in range(n):
             rate, dice = self.rates[min(i, len(self.rates) - 1)], Random(f"{self.place} {i}")
@@ -88,10 +98,6 @@ class Reported(HeadDraftStrategy):
             likely.append(chance)
         return Proposal(drafted, likely)
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        super().observe(tokens)
-        self.place += len(tokens)
-
 
 def fresh(n: int = 8) -> list[Stream]:
     """Texts of which nothing comes twice."""
@@ -99,12 +105,18 @@ def fresh(n: int = 8) -> list[Stream]:
     return [Stream("fresh text", 100, i, (Request(text[:100], text[100:]),)) for i, text in enumerate(texts)]
 
 
-def reported(found: Sequence[Stream], costs: BlockCosts, cost: float, rates: Sequence[float] = REPORTED) -> Row:
+def reported(
+    found: Sequence[Stream],
+    costs: BlockCosts,
+    cost: float,
+    rates: Sequence[float] = REPORTED,
+    make: Make = EditStrategy,
+) -> Row:
     """The results of such a head with a lookup."""
     row, counts = Row(), new_counts()
     for one in found:
         for request in one.requests:
-            strategy = Reported(request, cost, rates, EditStrategy())
+            strategy = Reported(request, cost, rates, make())
             # All requests learn of it
             strategy.counts = counts
             row.add(one, decode(strategy, request, costs)[0])
@@ -118,8 +130,10 @@ def show_reported(sources: dict[str, Sequence[Stream]]) -> None:
         lines = []
         for name, found in sources.items():
             made = [run(EditStrategy, found, costs), *(reported(found, costs, *head) for head in heads.values())]
+            made.append(reported(found, costs, 0.06, make=[*drafters().values()][-1]))
             lines.append([name, *(f"{row.mean('speed'):.2f} ({row.worst:.2f})" for row in made)])
-        print(f"Implied speed, costs of {device}: mean of kinds (worst)\n\n{table(['', 'lookup', *heads], lines)}\n")
+        columns = ["", "lookup", *heads, "head of 0.06 and the memory"]
+        print(f"Implied speed, costs of {device}: mean of kinds (worst)\n\n{table(columns, lines)}\n")
 
 
 def judged(work: str) -> Iterator[tuple[Stream, HeadDrafts]]:
