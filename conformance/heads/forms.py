@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # The model's own layers. Those of a head are made as more layers of the model, and renamed.
@@ -36,6 +36,20 @@ class Form:
     fused: bool = False
     beside: str | None = None
 
+    def depths(self) -> list[Form]:
+        """The form of each depth: layers have all parts of a head, or are one head together."""
+        first = next(iter(self.layers.values()))
+        if not all(str(part).startswith(first) for part in self.parts):
+            return [self]
+
+        def renamed(names: tuple[str | None, ...], prefix: str) -> Any:
+            return tuple(name and name.replace(first, prefix) for name in names)
+
+        return [
+            replace(self, layers={number: prefix}, parts=renamed(self.parts, prefix), own=renamed(self.own, prefix))
+            for number, prefix in self.layers.items()
+        ]
+
 
 def _parts(pattern: str, names: str) -> tuple[str, ...]:
     return tuple(f"{pattern.format(name)}.weight" for name in names.split())
@@ -58,9 +72,9 @@ def _behind(model: str, **options: Any) -> Form:
 
 # A configuration of Step has an entry for each layer of the head too.
 STEP = {
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "rope_theta": [10000.0, 50000.0, 500.0],
-    "partial_rotary_factors": [1.0, 0.5, 0.5],
+    "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 3],
+    "rope_theta": [10000.0, 50000.0, 500.0, 70.0, 9.0],
+    "partial_rotary_factors": [1.0, 0.5, 0.5, 1.0, 0.5],
 }
 FORMS = {
     "qwen3_5": _qwen("qwen3_5"),
@@ -108,9 +122,9 @@ FORMS = {
     "step3p5": Form(
         "step3p5",
         (*BEHIND[:3], "model.layers.2.transformer.shared_head.norm.weight"),
-        {N: "model.layers.2."},
-        {"num_hidden_layers": 3},
-        {"num_nextn_predict_layers": 1} | STEP,
+        {number: f"model.layers.{number}." for number in (2, 3, 4)},
+        {"num_hidden_layers": 5},
+        {"num_nextn_predict_layers": 3} | STEP,
         own=(None, "model.layers.2.transformer.shared_head.output.weight"),
         untied=True,
     ),

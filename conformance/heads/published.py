@@ -89,24 +89,19 @@ def _embedding(weights: dict[str, mx.array]) -> str:
 
 def _parts(form: Form, made: dict[str, mx.array]) -> dict[str, mx.array]:
     """The parts of a head that no layer has."""
-    embedding = made[_embedding(made)]
+    embedding, head = made[_embedding(made)], dict[str, mx.array]()
     n = embedding.shape[1]
-    *norms, projection, last = form.parts
-    head = {name: 1 - is_centred(form) + 0.3 * mx.random.normal((n,)) for name in [*norms, last] if name}
-    matrix = mx.random.normal((n, 2 * n)) * n**-0.5
-    # The half of the embedding also goes straight through.
-    start = n if form.model == "mimo" else 0
-    matrix[:, start : start + n] += STRAIGHT * mx.eye(n)
-    head[str(projection)] = matrix
-    for name, of_model in zip(form.own, (embedding, made.get("lm_head.weight")), strict=True):
-        if name:
-            head[name] = of_model + 0.1 * mx.random.normal(of_model.shape) if form.untied else of_model
-    first, *others = form.layers.values()
-    if all(str(name).startswith(first) for name in form.parts):
-        # Heads that are not the first one have parts of their own.
-        parts = {name: value for name, value in head.items() if name.startswith(first)}
-        for other in others:
-            head |= {name.replace(first, other): mx.random.normal(value.shape) for name, value in parts.items()}
+    for one in form.depths():
+        *norms, projection, last = one.parts
+        head |= {name: 1 - is_centred(form) + 0.3 * mx.random.normal((n,)) for name in [*norms, last] if name}
+        matrix = mx.random.normal((n, 2 * n)) * n**-0.5
+        # The half of the embedding also goes straight through.
+        start = n if form.model == "mimo" else 0
+        matrix[:, start : start + n] += STRAIGHT * mx.eye(n)
+        head[str(projection)] = matrix
+        for name, of_model in zip(one.own, (embedding, made.get("lm_head.weight")), strict=True):
+            if name:
+                head[name] = of_model + 0.1 * mx.random.normal(of_model.shape) if form.untied else of_model
     return head
 
 

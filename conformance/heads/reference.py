@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.utils import load_model
 
-from conformance.heads.forms import FORMS, OF_HEAD, ROOTS, is_centred
+from conformance.heads.forms import FORMS, OF_HEAD, ROOTS, Form, is_centred
 from conformance.heads.published import fused, model_of
 
 # The families that take the state before the last norm of the model. They also take their own before its norm.
@@ -29,6 +29,7 @@ class Reference:
 
     def __init__(self, family: str, folder: Path) -> None:
         self.form = FORMS[family]
+        self.depths = self.form.depths()
         self.config = json.loads((folder / "config.json").read_text())
         self.text = self.config.get("text_config", self.config)
         self.raw: dict[str, mx.array] = {}
@@ -37,10 +38,10 @@ class Reference:
         self.model, _ = load_model(folder)
         self.layers = self._layers(family)
 
-    def _layers(self, family: str) -> list[Any]:
-        """The layers of the head, as layers that the model has behind its own."""
+    def _layers(self, family: str) -> dict[int, Any]:
+        """The layers of the head by their numbers, as layers that the model has behind its own."""
         root = ROOTS.get(self.form.model, "model.layers.")
-        others = {*self.form.parts, *self.form.own}
+        others = {name for form in self.depths for name in (*form.parts, *form.own)}
         weights = dict[str, mx.array]()
         for name, value in self.raw.items():
             for number, prefix in self.form.layers.items():
@@ -55,7 +56,7 @@ class Reference:
         # Of other weights, which none is to stay of
         wide = model_of(family, seed=1, vocab_size=self.text["vocab_size"])
         wide.load_weights(list(wide.sanitize(weights).items()), strict=False)
-        return [wide.layers[number] for number in self.form.layers]
+        return {number: wide.layers[number] for number in self.form.layers}
 
     def states(self, tokens: list[int], which: int | str) -> mx.array:
         """The states of the model, shape (1, L, n): of "norm" after its last norm, of -1 before it."""
@@ -80,26 +81,27 @@ class Reference:
             return self.raw[own]
         return next(value for end in names for name, value in self.raw.items() if name.endswith(end))
 
-    def rows(self, tokens: list[int], states: mx.array) -> tuple[mx.array, mx.array]:
-        """For pairs of a token and the state before it: the states taken next, (1, L, n), and logits, (1, L, V)."""
-        embedding_norm, hidden_norm, projection, last_norm = self.form.parts
-        embedding = self._matrix(self.form.own[0], ("embed_tokens.weight", "embeddings.weight"))
+    def rows(self, form: Form, tokens: list[int], states: mx.array) -> tuple[mx.array, mx.array]:
+        """For pairs of a token and a state before it: the states taken next, (1, L, n), and logits, (1, L, V)."""
+        embedding_norm, hidden_norm, projection, last_norm = form.parts
+        embedding = self._matrix(form.own[0], ("embed_tokens.weight", "embeddings.weight"))
         halves = [self.norm(embedding[mx.array([tokens])], embedding_norm), self.norm(states, hidden_norm)]
         if self.form.model in HIDDEN_FIRST:
             halves.reverse()
         x = mx.concatenate(halves, axis=-1) @ self.raw[str(projection)].T
-        x = self._block(x, self._mask(len(tokens)))
+        x = self._block(form, x, self._mask(len(tokens)))
         normed = self.norm(x, last_norm)
         ends = ("lm_head.weight",) if not self.text.get("tie_word_embeddings") else ("embed_tokens.weight",)
-        logits = normed @ self._matrix(self.form.own[1], ends).T
+        logits = normed @ self._matrix(form.own[1], ends).T
         return x if self.form.model in BEFORE else normed, logits
 
-    def _block(self, x: mx.array, mask: mx.array) -> mx.array:
-        if self.form.model == "longcat_flash":
-            [layer] = self.layers
+    def _block(self, form: Form, x: mx.array, mask: mx.array) -> mx.array:
+        layers = [self.layers[number] for number in form.layers]
+        if form.model == "longcat_flash":
+            [layer] = layers
             x = x + layer.self_attn[0](layer.input_layernorm[0](x), mask)
             return x + layer.mlps[0](layer.post_attention_layernorm[0](x))
-        for layer in self.layers[:1] if self.form.model == "mimo_v2_flash" else self.layers:
+        for layer in layers:
             x = layer(x, mask, None)
         return x
 
@@ -109,16 +111,23 @@ class Reference:
         window = self.text.get(WINDOWS.get(self.form.model, ""), n)
         return (distance >= 0) & (distance < window)
 
-    def drafts(self, text: list[int], n: int) -> tuple[mx.array, mx.array, list[int]]:
-        """What follows a text of L + 1 tokens, row by row, and n tokens that it drafts from its own states.
+    def drafts(self, text: list[int], n: int) -> tuple[mx.array, mx.array]:
+        """What follows a text of L + 1 tokens, row by row, and n tokens that are drafted behind it.
 
-        Returns the states, (1, L + n, n), the logits and the tokens of all rows.
+        Each depth takes the states of the one before it, with the tokens that are one further on. The last one goes on
+        with rows of its own states.
+
+        Returns the states, (1, L + n, n), and the logits: those of the first depth, and of each draft the last.
         """
-        tokens = text[1:]
+        tokens, states, logits = text[1:], list[mx.array](), list[mx.array]()
         hidden = self.states(text[:-1], -1 if self.form.model in BEFORE else "norm")
         for i in range(n + 1):
-            states, logits = self.rows(tokens, hidden)
-            if i < n:
-                tokens = [*tokens, mx.argmax(logits[0, -1]).item()]
-                hidden = mx.concatenate([hidden, states[:, -1:]], axis=1)
-        return states, logits, tokens
+            made, of_rows = self.rows(self.depths[min(i, len(self.depths) - 1)], tokens, hidden)
+            states.append(made[:, -1:] if i else made)
+            logits.append(of_rows[:, -1:] if i else of_rows)
+            tokens = [*tokens, mx.argmax(of_rows[0, -1]).item()]
+            if i + 1 < len(self.depths):
+                tokens, hidden = tokens[1:], made
+            else:
+                hidden = mx.concatenate([hidden, made[:, -1:]], axis=1)
+        return mx.concatenate(states, axis=1), mx.concatenate(logits, axis=1)

@@ -19,7 +19,7 @@ from conformance.heads.forms import FORMS
 from conformance.heads.published import write
 from conformance.heads.recorded import FILE, LENGTHS, N_DRAFTED, TEXT
 
-BEHIND, QWEN = r"model\.layers\.2\.", r"^mtp"
+BEHIND, QWEN = r"model\.layers\.[23]\.", r"^mtp"
 # The tensors of the head of each family that it can be made to load. It knows real ones by their number.
 NAMES = dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), BEHIND)
 NAMES |= dict.fromkeys(("exaone_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_fused"), QWEN)
@@ -31,6 +31,7 @@ RENAMED = {
     "model.mtp_hidden_norm.0.": "model.layers.2.hnorm.",
     "model.mtp_linear_proj.0.": "model.layers.2.eh_proj.",
     "model.mtp.layers.0.": "model.layers.2.",
+    "model.mtp.layers.1.": "model.layers.3.",
     ".pre_mlp_layernorm.": ".post_attention_layernorm.",
     ".final_layernorm.": ".shared_head.norm.",
 }
@@ -41,8 +42,8 @@ SAID: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {
         "layer_types": ["full_attention", "sliding_attention"],
         "mlp_layer_types": ["dense", "sparse"],
-        "mtp_layer_types": ["sliding_attention"],
-        "mtp_mlp_layer_types": ["dense"],
+        "mtp_layer_types": ["sliding_attention", "sliding_attention"],
+        "mtp_mlp_layer_types": ["dense", "dense"],
         "rms_norm_eps": 1e-5,
         # It counts the tokens before a token, mlx-lm those with it.
         "sliding_window_size": 15,
@@ -71,7 +72,7 @@ def _loaded(family: str, folder: Path) -> tuple[Any, Any]:
     config = json.loads((folder / "config.json").read_text())
     text = config.get("text_config", config)
     layers = {"mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"]}
-    text |= layers | text | {"num_mtp_layers": 1} | SAID.get(family, {})
+    text |= layers | text | {"num_mtp_layers": len(FORMS[family].depths())} | SAID.get(family, {})
     (folder / "config.json").write_text(json.dumps(config))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model._keys_to_ignore_on_load_unexpected = [NAMES[family]]
@@ -96,12 +97,17 @@ def record(family: str, folder: Path) -> dict[str, mx.array]:
             text = torch.tensor([TEXT[: length + 1]])
             states = model(text[:, :-1], output_hidden_states=True).hidden_states[-1]
             cache, tokens, rows = MtpCache(config=model.config.get_text_config().get_mtp_config()), text[:, 1:], []
-            for place in range(N_DRAFTED + 1):
-                first = 1 if place == 0 else length + place
-                places = torch.arange(first, first + tokens.shape[1])[None]
-                states = head.forward_layer(0, states, places, cache, input_ids=tokens)
-                rows.append(head._project_to_logits(states))
-                tokens, states = rows[-1][:, -1:].argmax(-1), states[:, -1:]
+            places = torch.arange(1, length + 1)[None]
+            for i in range(N_DRAFTED + 1):
+                depth = min(i, len(head.layers) - 1)
+                states = head.forward_layer(depth, states, places, cache, input_ids=tokens)
+                logits = head._project_to_logits(states)
+                rows.append(logits[:, -1:] if i else logits)
+                drawn = logits[:, -1:].argmax(-1)
+                if i + 1 < len(head.layers):
+                    tokens, places = torch.cat([tokens[:, 1:], drawn], dim=1), places + 1
+                else:
+                    tokens, states, places = drawn, states[:, -1:], places[:, -1:] + 1
             made[f"{family}.{length}"] = mx.array(torch.cat(rows, dim=1)[0].numpy())
     return made
 
