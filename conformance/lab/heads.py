@@ -21,20 +21,17 @@ from conformance.heads.recorded import FILE, LENGTHS, N_DRAFTED, TEXT
 
 BEHIND, QWEN = r"model\.layers\.[23]\.", r"^mtp"
 # The tensors of the head of each family that it can be made to load. It knows real ones by their number.
-NAMES = dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), BEHIND)
+NAMES = dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo_v2_flash", "ernie4_5_moe"), BEHIND)
 NAMES |= dict.fromkeys(("exaone_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_fused"), QWEN)
-NAMES |= dict.fromkeys(("mimo_v2_flash", "ernie4_5_moe"), BEHIND)
 # Those of which it knows the parts by other names.
 RENAMED = {
     "model.mtp_block.0.": "model.layers.2.",
     "model.mtp_emb_norm.0.": "model.layers.2.enorm.",
     "model.mtp_hidden_norm.0.": "model.layers.2.hnorm.",
     "model.mtp_linear_proj.0.": "model.layers.2.eh_proj.",
-    "model.mtp.layers.0.": "model.layers.2.",
-    "model.mtp.layers.1.": "model.layers.3.",
     ".pre_mlp_layernorm.": ".post_attention_layernorm.",
     ".final_layernorm.": ".shared_head.norm.",
-}
+} | {f"model.mtp.layers.{i}.": f"model.layers.{i + 2}." for i in (0, 1)}
 # What its configuration says of layers.
 SAID: dict[str, dict[str, Any]] = {
     "exaone_moe": {"mtp_mlp_layer_types": ["dense"]},
@@ -97,17 +94,13 @@ def record(family: str, folder: Path) -> dict[str, mx.array]:
             text = torch.tensor([TEXT[: length + 1]])
             states = model(text[:, :-1], output_hidden_states=True).hidden_states[-1]
             cache, tokens, rows = MtpCache(config=model.config.get_text_config().get_mtp_config()), text[:, 1:], []
-            places = torch.arange(1, length + 1)[None]
             for i in range(N_DRAFTED + 1):
-                depth = min(i, len(head.layers) - 1)
-                states = head.forward_layer(depth, states, places, cache, input_ids=tokens)
-                logits = head._project_to_logits(states)
-                rows.append(logits[:, -1:] if i else logits)
-                drawn = logits[:, -1:].argmax(-1)
-                if i + 1 < len(head.layers):
-                    tokens, places = torch.cat([tokens[:, 1:], drawn], dim=1), places + 1
-                else:
-                    tokens, states, places = drawn, states[:, -1:], places[:, -1:] + 1
+                places = torch.arange(1 + i, 1 + i + length)[None, -tokens.shape[1] :]
+                states = head.forward_layer(min(i, len(head.layers) - 1), states, places, cache, input_ids=tokens)
+                rows.append(head._project_to_logits(states[:, -1:] if i else states))
+                tokens = torch.cat([tokens[:, 1:], rows[-1][:, -1:].argmax(-1)], dim=1)
+                if i + 1 >= len(head.layers):
+                    tokens, states = tokens[:, -1:], states[:, -1:]
             made[f"{family}.{length}"] = mx.array(torch.cat(rows, dim=1)[0].numpy())
     return made
 
