@@ -71,8 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # One of several workers begins with what waits, so that the others have the cores.
     items.sort(key=place)
     for item in items:
-        own = item.get_closest_marker("planted") or item.nodeid.startswith(SELFTEST)
-        if own and not item.get_closest_marker("real_model"):
+        if item.get_closest_marker("planted") or item.nodeid.startswith(SELFTEST):
             item.add_marker("selftest")
 
 
@@ -90,12 +89,10 @@ def again(report: pytest.CollectReport | pytest.TestReport) -> str:
     """The command that runs only this test, also in a clone where nothing was made yet."""
     # A file that cannot be imported has no marks.
     marks = getattr(report, "keywords", {})
-    name = os.environ.get("TOX_ENV_NAME", "smollm2" if "real_model" in marks else "patched")
+    name = os.environ.get("TOX_ENV_NAME", "patched")
     if {"series", "repository", "selftest"} & {*marks}:
         # The others leave them out.
         name = "selftest"
-    if name == "smollm2":
-        return f"scripts/check.sh --model smollm2 {shlex.quote(report.nodeid)}"
     variables = os.environ.keys() & {"STAGE", "TREE", "PORT_CHECKOUT"}
     told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in sorted(variables)]
     chosen = ["-m", "series"] if "series" in marks else []

@@ -1,4 +1,5 @@
-"""The prompts that ``check`` decodes: three classes of text that an answer repeats, at two lengths, or a user's own."""
+"""The prompts that ``check`` decodes: three classes of text that an answer repeats, at two lengths, a question and a
+conversation; or a user's own."""
 
 from __future__ import annotations
 
@@ -24,6 +25,9 @@ def built_in() -> dict[str, list[Message]]:
         prompts[f"passage, {length}"] = repeat(passage)[:-1]
         prompts[f"code, {length}"] = chat(f"Change `text` to `node`.\n{fenced(code)}")
         prompts[f"json_rag, {length}"] = json_lookup(random.Random(6), n_records)[:-1]
+    prompts["question"] = chat("What is the capital of France, and what is it known for?")
+    turns = fenced(CODE.replace("text", "node")), "Change `path` to `file`."
+    prompts["conversation"] = chat(f"Change `text` to `node`.\n{fenced(CODE)}", *turns)
     return prompts
 
 

@@ -9,16 +9,16 @@ import pytest
 from mlx_lm import load
 
 from conformance.lab.recorded import FILES, read
-from conformance.smollm2 import path_of
+from conformance.smollm2 import MODELS
 
-pytestmark = pytest.mark.real_model
+pytestmark = pytest.mark.skipif(not MODELS["smollm2"].exists(), reason="scripts/model.sh was not run")
 # How far a log probability may be off, in thousandths: numpy adds in another order.
 NEAR = 10
 
 
 def test_the_recorded_answers_are_the_models() -> None:
     """Their likeliest tokens and log probabilities."""
-    model: Any = load(path_of("smollm2"))[0]
+    model: Any = load(str(MODELS["smollm2"]))[0]
     model.set_dtype(mx.float32)
     for one in read(FILES["answers"])[3:60:28]:
         start = len(one["prompt"]) - 1

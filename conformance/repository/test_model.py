@@ -45,7 +45,7 @@ def of_llama_cpp() -> tuple[dict[str, mx.array], dict[str, Any]]:
 def test_a_file_of_llama_cpp_becomes_a_model(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """real_model/ tests its numbers, on the real weights."""
+    """``scripts/check.sh --model smollm2`` decodes with the real weights."""
     with monkeypatch.context() as patched:
         patched.setattr(mx, "load", lambda path, return_metadata: of_llama_cpp())
         patched.setattr(sys, "argv", ["convert", "a.gguf", str(tmp_path), *options])

@@ -1,1 +1,0 @@
-"""SmolLM2 with real text: scripts/check.sh --model smollm2."""
