@@ -19,6 +19,11 @@ def missing(error: ImportError) -> str:
     return f"{sys.executable} has no {package}, which this command needs."
 
 
+def first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
 def _one_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, ImportError) and error.name and not error.name.startswith("conformance"):
         print(f"error: {missing(error)}", file=sys.stderr)

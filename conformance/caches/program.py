@@ -10,11 +10,12 @@ from typing import Any, ClassVar, NoReturn
 import mlx.core as mx
 from mlx_lm.models import cache as cache_module
 
+from conformance import first_line
 from conformance.adapters import Adapters
 from conformance.caches.kinds import KINDS, NAMES, Kind
 from conformance.caches.layers import leaves
 from conformance.caches.reference import Block, Reference
-from conformance.oracle.findings import REFUSAL, first_line, refused
+from conformance.oracle.findings import REFUSAL, refused
 from conformance.subjects.architectures import WHOLE
 
 # How many rows a cache grows by, so that a short program meets every boundary.

@@ -16,10 +16,10 @@ from mlx_lm.draft.model import block_costs
 from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
+from conformance import first_line
 from conformance.check.prompts import Unusable, built_in, encode
 from conformance.check.verdicts import CLEAR, EXACT, FAULT, NEAR_TIE, Verdict, judge
 from conformance.drafters import Scripted
-from conformance.oracle.findings import first_line
 from conformance.oracle.recorder import (
     Block,
     Recording,

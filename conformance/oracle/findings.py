@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from conformance import first_line
+
 # The option that feeds every draft whole. The core of the series has no gate to disable.
 HAS_NO_GATE = find_spec("mlx_lm.draft") is not None and find_spec("mlx_lm.draft.costs") is None
 WHOLE: dict[str, Any] = {} if HAS_NO_GATE else {"disable_adaptive_gate": True}
@@ -40,8 +42,3 @@ def broken(seen: str, lines: str = "", cases: Mapping[str, str] | None = None) -
     error = pytest.fail.Exception(f"{seen}\n\n{lines}" if lines else seen, pytrace=False)
     vars(error)["cases"] = dict(cases or {})
     raise error
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -17,8 +17,9 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from conformance import first_line
 from conformance.adapters import DRAFT_MODELS, Adapters, Drafts
-from conformance.oracle.findings import REFUSAL, WHOLE, broken, first_line, not_offered, refused
+from conformance.oracle.findings import REFUSAL, WHOLE, broken, not_offered, refused
 from conformance.oracle.recorder import fed
 from conformance.subjects.decoded import VOCAB, Family, model_of, prompt_of
 
