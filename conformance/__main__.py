@@ -2,7 +2,7 @@
 
 check   is it decoded exactly with drafting on, and if not, is it a fault or a near tie?
 probe   which blocks of tokens are computed as single tokens are, how far off are the others, and what do they cost?
-report  both, batches and six short workloads, in a file: scripts/report.sh --model MODEL
+report  both, and the speed of six short workloads, in a file: scripts/report.sh --model MODEL
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
             "--model", required=True, help="a directory, a Hugging Face repo, or smollm2 after scripts/model.sh"
         )
         one.add_argument("--device", choices=["cpu", "gpu"], help="default: what mlx chooses")
-    for one in (check, probe):
         one.add_argument("--json", type=new_file, metavar="FILE", help="write all numbers to a file, too")
     check.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line: text, or a JSON string")
     check.add_argument("--max-tokens", type=at_least_one, default=128, help="the longest answer, default %(default)s")
@@ -66,6 +65,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     check.add_argument("--ungated", action="store_true", help="feed whole drafts, also where that does not pay")
     probe.add_argument("--quick", action="store_true", help="fewer lengths and repeats")
     report.add_argument("--minutes", type=float, default=20, help="begin no part after this time, default %(default)s")
+    # So short that a report is made while somebody waits.
+    drafted = {"draft_type": "auto", "num_draft_tokens": "auto", "draft_margin": 0.0, "ungated": False}
+    report.set_defaults(quick=True, max_tokens=64, **drafted)
     return parser.parse_args(arguments)
 
 
@@ -115,15 +117,19 @@ def answered(args: argparse.Namespace) -> int:
     command = importlib.import_module(f"conformance.check.{args.command}")
     import mlx_lm
 
+    from conformance.device import device
+    from conformance.lab.bench.models import weights_of
+
     if getattr(args, "prompts", None) is not None:
         args.prompts = from_file(args.prompts)
     say(f"loading {args.model}")
     model, tokenizer = load(args.model)
-    about = {"model": args.model, "mlx-lm": mlx_lm.__version__, "mlx": version("mlx")}
-    about["device"] = str(mx.default_device())
+    # Without a path and without a name of the owner: users send the files.
+    about = {"model": Path(args.model).name if Path(args.model).is_dir() else args.model, "weights": weights_of(model)}
+    about |= {"mlx-lm": mlx_lm.__version__, "mlx": version("mlx"), "device": device()}
     print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
     found: dict[str, Any] = command.main(args, model, tokenizer, say)
-    if getattr(args, "json", None) is not None:
+    if args.json is not None:
         args.json.write_text(json.dumps(about | found) + "\n", "utf-8")
     return int(found["exit"])
 

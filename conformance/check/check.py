@@ -47,8 +47,8 @@ ADVICE = {
     1: """\
 near ties only: the state is right after every rollback, but a block of tokens is rounded in another way than single
 tokens on this device, and candidates that are closer than that change places. Both texts are the model's. For the text
-of plain decoding, pass draft_margin="auto" (here: --draft-margin auto), or a number that
-`python -m conformance probe` recommends.""",
+of plain decoding, pass draft_margin="auto" (here: --draft-margin auto), or the number that
+`python -m conformance probe` prints.""",
     2: """\
 FAULT: a state or a choice is wrong, which rounding does not explain. Do not use drafting with this model. Please report
 the file that --json writes, the model and its revision, and the versions above.""",

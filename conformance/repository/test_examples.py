@@ -70,8 +70,8 @@ def test_the_answer_of_check(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
 
 
 def versions(text: str) -> str:
-    """A text whose numbers of versions do not count."""
-    return re.sub(r"(mlx(?:-lm)?) [\d.]+(\+lookup\.\d+)?", r"\1 N", text)
+    """A text whose numbers of versions and whose device do not count."""
+    return re.sub(r"(mlx|mlx-lm|device) (?:[\d.]+(?:\+lookup\.\d+)?|.*$)", r"\1 N", text, flags=re.MULTILINE)
 
 
 def test_the_number_of_patches() -> None:

@@ -65,8 +65,8 @@ def copied(cache: Cache) -> Cache:
     return copy
 
 
-def block_seconds(model: Any, cache: Cache, lengths: Sequence[int], repeats: int, n_rows: int = 1) -> dict[int, float]:
-    """The median seconds of a block of each length, in ``n_rows`` rows. The lengths take turns.
+def block_seconds(model: Any, cache: Cache, lengths: Sequence[int], repeats: int) -> dict[int, float]:
+    """The median seconds of a block of each length. The lengths take turns.
 
     Each round has one more token before its blocks: CUDA prepares its attention for each length of the context anew.
     """
@@ -74,10 +74,10 @@ def block_seconds(model: Any, cache: Cache, lengths: Sequence[int], repeats: int
     cache = copied(cache)
     trimmed = can_trim_prompt_cache(cache)
     for _ in range(repeats + 1):
-        mx.eval(model(mx.array([[1]] * n_rows), cache=cache))
+        mx.eval(model(mx.array([[1]]), cache=cache))
         for length in lengths:
             used = cache if trimmed else copied(cache)
-            tokens = mx.array([[1 + i % 7 for i in range(length)]] * n_rows)
+            tokens = mx.array([[1 + i % 7 for i in range(length)]])
             start = time.perf_counter()
             mx.eval(model(tokens, cache=used))
             samples[length].append(time.perf_counter() - start)
