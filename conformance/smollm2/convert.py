@@ -6,7 +6,6 @@ python -m conformance.smollm2.convert FILE.gguf INTO [--4bit]
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from conformance.arguments import parser
 
-# llama.cpp's names for the parts of a layer, and those of mlx-lm.
+# llama.cpp's names for the parts of a layer and of a model, and those of mlx-lm.
 PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -28,25 +27,21 @@ PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-OTHERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-EMBEDDING = OTHERS["token_embd"]
+EMBEDDING = "model.embed_tokens"
+OTHERS = {"token_embd": EMBEDDING, "output_norm": "model.norm"}
 GROUP, BITS, EMBEDDING_BITS = 32, 4, 8
 # The type of tokens such as <|im_end|>.
 CONTROL = 3
-
-
-def renamed(name: str) -> str:
-    """The name of a module in mlx-lm."""
-    if (layer := re.fullmatch(r"blk\.(\d+)\.(\w+)", name)) is not None:
-        return f"model.layers.{layer[1]}.{PARTS[layer[2]]}"
-    return OTHERS[name]
 
 
 def converted(arrays: dict[str, mx.array], keep_4bit: bool, scales_type: mx.Dtype) -> dict[str, mx.array]:
     """The weights by mlx-lm's names: in 4 bits as they are, or as bfloat16."""
     found = {}
     for name in sorted({name.rpartition(".")[0] for name in arrays}):
-        module, weight, scales = renamed(name), arrays[f"{name}.weight"], arrays.get(f"{name}.scales")
+        # Such as blk.7.attn_q, or token_embd.
+        *_, layer, part = ["", *name.split(".")]
+        module = f"model.layers.{layer}.{PARTS[part]}" if layer else OTHERS[part]
+        weight, scales = arrays[f"{name}.weight"], arrays.get(f"{name}.scales")
         if scales is None:
             found[f"{module}.weight"] = weight.astype(scales_type if keep_4bit else mx.bfloat16)
         elif keep_4bit:
@@ -74,17 +69,15 @@ NUMBERS = {
 }
 
 
-def config(about: dict[str, Any], keep_4bit: bool, scales_type: mx.Dtype) -> dict[str, Any]:
+def config(about: dict[str, Any], keep_4bit: bool) -> dict[str, Any]:
     """The config.json of the model, from what the GGUF file says of it."""
     made = {
-        "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **{name: about[key].item() for name, key in NUMBERS.items()},
         "rms_norm_eps": round(about["llama.attention.layer_norm_rms_epsilon"].item(), 9),
         # The rows of queries and keys are in the order of llama.cpp.
         "rope_traditional": True,
         "tie_word_embeddings": True,
-        "torch_dtype": str(scales_type if keep_4bit else mx.bfloat16).removeprefix("mlx.core."),
     }
     if keep_4bit:
         embedding = {"group_size": GROUP, "bits": EMBEDDING_BITS}
@@ -110,7 +103,6 @@ def write_tokenizer(about: dict[str, Any], into: Path) -> None:
         "bos_token": tokens[about["tokenizer.ggml.bos_token_id"].item()],
         "eos_token": tokens[about["tokenizer.ggml.eos_token_id"].item()],
         "clean_up_tokenization_spaces": False,
-        "model_max_length": about["llama.context_length"].item(),
     }
     (into / "tokenizer_config.json").write_text(json.dumps(named, indent=2) + "\n")
     (into / "chat_template.jinja").write_text(about["tokenizer.chat_template"])
@@ -128,7 +120,7 @@ def main() -> int:
     weights = converted(arrays, args.keep_4bit, scales_type)
     mx.save_safetensors(str(args.into / "model.safetensors"), weights, metadata={"format": "mlx"})
     write_tokenizer(about, args.into)
-    (args.into / "config.json").write_text(json.dumps(config(about, args.keep_4bit, scales_type), indent=2) + "\n")
+    (args.into / "config.json").write_text(json.dumps(config(about, args.keep_4bit), indent=2) + "\n")
     return 0
 
 
