@@ -11,7 +11,7 @@ from pathlib import Path
 from apply import is_applied
 from checkout import BRANCH, Stamp, am, git, head, import_release, lend_default, place, series_key
 from environments import version_of
-from pin import VENDOR, Refused, Release, alone, ended, fetch, parser, patch_files, releases, temporary
+from pin import VENDOR, Refused, Release, alone, ended, fetch, parser, patch_files, patch_name, releases, temporary
 
 
 def port() -> int:
@@ -75,28 +75,28 @@ def age(version: str) -> str:
 
 
 def forecast(fresh: Path, patches: list[Path], scratch: Path) -> str:
-    """How many patches conflict, and in which files, if each conflict is settled as the patch has it."""
-    clone, left, count, files = scratch / "forecast", patches, 0, set[str]()
+    """Which patches conflict, and in which files, if each hunk that conflicts is settled as the patch has it."""
+    clone, left, found = scratch / "forecast", patches, list[str]()
     git(scratch, "clone", "--quiet", "--shared", fresh, clone)
     while left and (left := left[am(clone, left)[0] :]):
-        conflicts = git(clone, "diff", "--name-only", "--diff-filter=U").stdout.split()
-        for file in conflicts:
-            git(clone, "checkout", "--theirs", "--", file, check=False)
+        files = git(clone, "diff", "--name-only", "--diff-filter=U").stdout.split()
+        for path in (clone / file for file in files if (clone / file).exists()):
+            path.write_text(CONFLICT.sub(r"\1", path.read_text()))
         git(clone, "add", "--all")
         # An empty one is in the tree already, or was not there to merge with.
         git(clone, "commit", "--quiet", "--message", left[0].stem, check=False)
         git(clone, "am", "--quit", check=False)
-        left, count, files = left[1:], count + 1, files | set(conflicts)
-    where = f", in {len(files)} files: {', '.join(sorted(files))}" * bool(files)
-    return f"{count or 'None'} of {len(patches)} patches conflict{where}."
+        found.append(f"\n  {patch_name(left.pop(0))}: {', '.join(files)}")
+    return f"{len(found) or 'None'} of {len(patches)} patches conflict{':' if found else '.'}{''.join(found)}"
 
 
+# What git leaves of a hunk that conflicts. The group is what the patch has.
+CONFLICT = re.compile(r"^<{7} .*?^={7}\n(.*?)^>{7} .*?\n", re.MULTILINE | re.DOTALL)
 WHOLE = """
 All patches apply: {0} has them.
 Next: PORT_CHECKOUT={0} scripts/tox.sh -e port runs the suite on it."""
 STOPPED = """
-{0} has the patches up to the one that failed.
-Next: mend that one there (git diff shows the conflicts), then
+{0} has the patches up to the first conflict. Next: mend it there (git diff shows it), then
   git -C {0} add --all && git -C {0} am --continue
 which goes on with the patches that are left and stops at the next that does not apply."""
 
