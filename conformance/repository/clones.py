@@ -14,49 +14,34 @@ from conformance.series.patches import DEFAULT
 
 # The first two stages. All patches take longer to apply.
 FEW = 63
+NAME = "a path with spaces"
 
 
 @dataclass
 class Clone:
     root: Path
-    # The commit of its checkout, which ``restore`` goes back to, if it is to have one.
-    made: str = ""
 
     @classmethod
-    def at(cls, root: Path, source: Path = ROOT, patches: int | None = FEW, applied: bool = False) -> Clone:
-        """A copy with the first patches, with a checkout if they are to be applied."""
+    def at(cls, root: Path, patches: int | None = FEW) -> Clone:
+        """A copy with the first patches, and a checkout that has them."""
         for name in ("scripts", "patches", "vendor/sdist"):
-            shutil.copytree(source / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("vendor/releases.toml", "tox.ini", "pyproject.toml"):
-            shutil.copy(source / name, root / name)
+            shutil.copy(ROOT / name, root / name)
         series, clone = root / "patches" / "series", cls(root)
         names = series.read_text().split()
         series.write_text("".join(f"{name}\n" for name in names[:patches]))
         for name in names[len(names[:patches]) :]:
             (root / "patches" / name).unlink()
-        if applied:
-            clone.apply()
-            # The table of README.md has fewer patches.
-            clone.works("export.sh")
-            clone.made = clone.git("rev-parse", "HEAD")
-        git(root, "init", "--quiet")
-        git(root, "add", "scripts", "patches", "vendor/sdist", "vendor/releases.toml", "tox.ini", "pyproject.toml")
-        git(root, "commit", "--quiet", "--message", "as it is")
+        clone.apply()
+        # The table of README.md has fewer patches.
+        clone.works("export.sh")
         return clone
 
-    def restore(self) -> None:
-        """Undo what a test did in it and beside it."""
-        git(self.root, "reset", "--quiet", "--hard")
-        git(self.root, "clean", "-ffdxq", *(["--exclude", f"/vendor/{self.checkout.name}"] if self.made else []))
-        for other in self.root.parent.iterdir():
-            if other != self.root:
-                shutil.rmtree(other)
-        if self.made:
-            self.git("checkout", "--quiet", "--force", "-B", "prompt-lookup", self.made)
-            self.git("clean", "-fdxq")
-            for name in self.git("for-each-ref", "--format=%(refname)").split():
-                if name != "refs/heads/prompt-lookup":
-                    self.git("update-ref", "-d", name)
+    def copy(self, to: Path, *without: str) -> Clone:
+        """A copy of it in a path with spaces."""
+        left_out = shutil.ignore_patterns("__pycache__", *without)
+        return Clone(shutil.copytree(self.root, to / NAME, symlinks=True, ignore=left_out))
 
     @property
     def env(self) -> dict[str, str]:
@@ -82,12 +67,6 @@ class Clone:
 
     def git(self, *args: str) -> str:
         return git(self.checkout, *args)
-
-    def commit(self, message: str, *options: str) -> None:
-        """Commit a changed file in the checkout."""
-        with open(self.checkout / "LICENSE", "a") as file:
-            file.write("mine\n")
-        self.git("commit", "--quiet", "--all", "--message", message, *options)
 
     def patches(self) -> dict[str, bytes]:
         """The patches by their lines of the series, in order."""

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from conformance.repository.clones import Clone
-
-NAME = "a path with spaces"
+from conformance.repository.clones import NAME, Clone
 
 
 @pytest.fixture(scope="session")
 def applied_once(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    return Clone.at(tmp_path_factory.mktemp("applied") / NAME, applied=True)
-
-
-@pytest.fixture(scope="session")
-def clone_once(applied_once: Clone, tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    return Clone.at(tmp_path_factory.mktemp("clone") / NAME, applied_once.root)
+    return Clone.at(tmp_path_factory.mktemp("applied") / NAME)
 
 
 @pytest.fixture
-def clone(clone_once: Clone) -> Iterator[Clone]:
+def clone(applied_once: Clone, tmp_path: Path) -> Clone:
     """A copy without a checkout."""
-    yield clone_once
-    clone_once.restore()
+    return applied_once.copy(tmp_path / "clone", "mlx-lm-*")
 
 
 @pytest.fixture
-def applied(applied_once: Clone) -> Iterator[Clone]:
+def applied(applied_once: Clone, tmp_path: Path) -> Clone:
     """A copy with the checkout of the default release, which takes seconds to make."""
-    yield applied_once
-    applied_once.restore()
+    return applied_once.copy(tmp_path / "applied")

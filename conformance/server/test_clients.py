@@ -1,12 +1,9 @@
-"""`mlx_lm.server` does what clients of OpenAI's API and of Prometheus expect."""
+"""`mlx_lm.server` does what clients of OpenAI's API expect."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import time
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -17,63 +14,31 @@ from conformance import FIXTURE
 from conformance.doors.server.process import Body, Inside, inside
 from conformance.doors.server.requests import Right, send
 from conformance.oracle.findings import broken
-from conformance.server.instruments import counters
 from conformance.server.traffic import ASK, CODE, EDITED, GATE_OFF, SHORT
-from conformance.subjects.prompts import chat, fenced
-
-
-def client_of(server: Inside) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
+from conformance.subjects.prompts import PROMPTS, chat, fenced
 
 
 @pytest.fixture
 def client(server: Inside) -> openai.OpenAI:
-    return client_of(server)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
 
 
-MARGIN: Body = {"extra_body": {"draft_type": "auto", "draft_margin": 1}}
-WRONG: list[tuple[Body, int]] = [
-    ({"temperature": -1}, 400),
-    ({"model": "nowhere/nothing"}, 404),
-    (MARGIN | {"response_format": {"type": "json_object"}}, 400),
-]
-
-
-@pytest.mark.parametrize(("fields", "status"), WRONG)
-def test_errors(server: Inside, client: openai.OpenAI, fields: dict[str, Any], status: int) -> None:
-    """The error says what was wrong, in the client of OpenAI and in the log."""
-    body: Any = {"model": "default_model"} | ASK | fields
-    with pytest.raises(openai.APIStatusError) as refused:
+def test_errors(server: Inside, client: openai.OpenAI) -> None:
+    """The error says what was wrong, in the client and in the log."""
+    body: Any = {"model": "nowhere/nothing"} | ASK
+    with pytest.raises(openai.NotFoundError, match="nowhere/nothing") as refused:
         client.chat.completions.create(**body)
     error: Any = refused.value.body
-    if not isinstance(error, dict) or (error.get("type"), error.get("code")) != ("invalid_request_error", status):
+    if not isinstance(error, dict) or (error.get("type"), error.get("code")) != ("invalid_request_error", 404):
         broken(f"the body of an error is {error!r}")
     assert error["message"] in server.log, f"{error['message']!r} is not in the log"
 
 
-def test_models(server: Inside, client: openai.OpenAI) -> None:
-    """Each model of the list can be asked for. The error for another one names it."""
+def test_models(client: openai.OpenAI) -> None:
+    """Each model of the list can be asked for."""
     for model in client.models.list():
         if (found := client.models.retrieve(model.id)) != model:
             broken(f"asked for the model {model.id}, it answers {found}")
-    with pytest.raises(openai.NotFoundError, match="nowhere/nothing"):
-        client.models.retrieve("nowhere/nothing")
-    assert "nowhere/nothing" in send(server, SHORT | {"model": "nowhere/nothing"}).error
-
-
-def test_what_the_server_counts() -> None:
-    with inside("--draft-type", "none") as server:
-        answers = [send(server, ASK | draft) for draft in ({}, GATE_OFF, {"draft_type": "x"})]
-        # A request is counted after its answer is sent.
-        end = time.monotonic() + server.timeout
-        while (counted := counters(server))["requests"] < 3 and time.monotonic() < end:
-            time.sleep(0.05)
-    draft, usages = answers[1].draft, [answer.usage for answer in answers[:2]]
-    wanted = {name: sum(usage[name] for usage in usages) for name in ("prompt_tokens", "completion_tokens")}
-    wanted |= {"requests": 3, "errors": 1, "cached_tokens": sum(answer.cached_tokens for answer in answers[:2])}
-    wanted |= {"drafted_tokens": draft["drafted"], "accepted_tokens": draft["accepted"]}
-    assert {name: counted[name] for name in wanted} == wanted
-    assert counted["batch_rows"] == counted["batch_steps"] > 0
 
 
 def test_the_curl_of_the_document_changes_something(server: Inside) -> None:
@@ -93,72 +58,39 @@ class Lamp(pydantic.BaseModel):
     price: int = pydantic.Field(ge=0, le=999)
 
 
-class Sofa(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-    seats: Literal[2, 3]
-
-
 # Batched and alone, each without drafts and with them.
 WAYS: list[Body] = [{}, GATE_OFF, {"seed": 1}, GATE_OFF | {"seed": 1}]
 
 
-def parsed(server: Inside, **asked: Any) -> list[Any]:
-    """What the official client parses of an answer."""
+def test_a_form(client: openai.OpenAI) -> None:
+    """The client parses the answer, which drafts do not change."""
     pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
-    asked |= {"model": "default_model", "messages": chat("A lamp for 12."), "max_tokens": 60, "temperature": 0}
-    return [client_of(server).chat.completions.parse(**asked, extra_body=way).choices[0] for way in WAYS]
+    asked: Any = {"model": "default_model", "messages": chat("A lamp for 12."), "max_tokens": 60, "temperature": 0}
+    said = [client.chat.completions.parse(**asked, response_format=Lamp, extra_body=way).choices[0] for way in WAYS]
+    assert all(isinstance(one.message.parsed, Lamp) for one in said), said
+    assert {(one.finish_reason, one.message.content) for one in said} == {("stop", said[0].message.content)}
 
 
-def test_a_form(server: Inside) -> None:
-    """A stop word that is in several tokens of the JSON ends it before."""
-    choices = parsed(server, response_format=Lamp)
-    whole = choices[0].message.content
-    for choice in choices:
-        assert (choice.finish_reason, choice.message.content) == ("stop", whole), choice
-        assert isinstance(choice.message.parsed, Lamp), choice
-    form = {"type": "json_schema", "json_schema": {"name": "lamp", "schema": Lamp.model_json_schema()}}
-    body = {"messages": chat("A lamp for 12."), "max_tokens": 60, "response_format": form, "stop": 'ce"'}
-    assert 'ce"' in whole
-    for way in WAYS:
-        assert send(server, body | way).text == whole.partition('ce"')[0]
-
-
-@pytest.mark.parametrize("named", [None, Lamp, Sofa])
-def test_a_required_call(tmp_path: Path, named: type[pydantic.BaseModel] | None) -> None:
-    """The one call has the class of its tool."""
-    model = shutil.copytree(FIXTURE, tmp_path / "model")
-    config = model / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"tool_parser_type": "json_tools"}))
-    wanted: Any = {"type": "function", "function": {"name": named.__name__}} if named else "required"
-    with inside(model=model) as server:
-        choices = parsed(server, tools=[openai.pydantic_function_tool(it) for it in (Lamp, Sofa)], tool_choice=wanted)
-    calls = [call.function for choice in choices for call in choice.message.tool_calls]
-    assert {choice.finish_reason for choice in choices} == {"tool_calls"}, choices
-    assert all(isinstance(call.parsed_arguments, named or (Lamp, Sofa)) for call in calls), calls
-    assert [(call.name, call.arguments) for call in calls] == [(calls[0].name, calls[0].arguments)] * len(choices)
-
-
-# The prediction, whole and in parts.
-PREDICTIONS: list[Any] = [CODE, [{"type": "text", "text": part} for part in (CODE[:40], CODE[40:])]]
-
-
-@pytest.mark.parametrize(
-    ("content", "streamed"), [*zip(PREDICTIONS, (False, True), strict=True)], ids=["whole", "parts"]
-)
-def test_predicted_outputs(server: Inside, client: openai.OpenAI, right: Right, content: Any, streamed: bool) -> None:
+def test_predicted_outputs(client: openai.OpenAI, right: Right) -> None:
     """Clients send the file to edit as a prediction. Most of its tokens come back."""
     fields: Any = ASK | {"model": "default_model", "temperature": 0}
     # With the gate, the number of drafted tokens depends on the times of this machine.
-    fields |= {"prediction": {"type": "content", "content": content}, "extra_body": {"disable_adaptive_gate": True}}
-    if streamed:
-        *chunks, last = client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
-        text, usage = "".join(chunk.choices[0].delta.content or "" for chunk in chunks), last.usage
-    else:
-        answer = client.chat.completions.create(**fields)
-        text, usage = answer.choices[0].message.content, answer.usage
-    assert text == right(ASK).text == fenced(EDITED)
-    details = usage.completion_tokens_details
+    fields |= {"prediction": {"type": "content", "content": CODE}, "extra_body": {"disable_adaptive_gate": True}}
+    answer = client.chat.completions.create(**fields)
+    assert answer.choices[0].message.content == right(ASK).text == fenced(EDITED)
+    details: Any = answer.usage and answer.usage.completion_tokens_details
     # The name occurs three times in the file.
     assert details.rejected_prediction_tokens == 3, details
     assert details.accepted_prediction_tokens > 27, details
-    assert usage.completion_tokens / 2 < details.draft["accepted"] <= details.draft["drafted"], details
+
+
+def test_a_prediction_is_drafted_for_no_other_client(server: Inside, right: Right) -> None:
+    """Not in a server whose requests share a memory."""
+    # Parts of its answer are not in the prompt.
+    call: Body = {"messages": PROMPTS["tool"], "max_tokens": 100}
+    mod: Body = {"draft_type": "ngram-mod", "ngram_size": 6, "disable_adaptive_gate": True}
+    alone = send(server, call | mod).draft["accepted"]
+    with inside("--draft-type", "ngram-mod", "--ngram-size", "6", "--disable-adaptive-gate") as sharing:
+        send(sharing, SHORT | {"prediction": {"type": "content", "content": right(call).text}})
+        if (told := send(sharing, call).draft["accepted"]) != alone:
+            broken(f"{told} tokens are accepted and {alone} without a prediction of another client")

@@ -94,18 +94,20 @@ LEAVING: list[Body] = [
     FOREVER | {"stream": streamed} | fields | draft
     for fields, draft, streamed in (({}, {}, False), ({}, GATE_OFF, True), ({"seed": 1}, {}, True))
 ]
+# Nor is a prompt of many steps read on for a client that waits for a whole answer.
+LEAVING += [{"prompt": "a b c " * 4000, "max_tokens": 1, "seed": 1, "stream": False}]
 # The tokens that a client which left may cost.
 LEFT = 350
 
 
 def leave(server: Client, body: Body) -> None:
-    """Leave in the middle of an answer."""
+    """Leave in the middle of an answer, or at the begin of a prompt."""
     impatient = Client(server.url)
     if body["stream"]:
         with closing(impatient.pieces(body)) as pieces:
             list(islice(pieces, 5))
     else:
-        impatient.timeout = 0.3
+        impatient.timeout = 0.3 if "messages" in body else 0.03
         with suppress(requests.Timeout):
             impatient.post(body)
 
@@ -123,9 +125,10 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     """After requests of every kind, of which some clients left, a server holds what it held, and decodes for nobody."""
     reference = tmp_path / "reference.txt"
     reference.write_text("def f(x):\n    return x\n" * 50)
+    options = ("--prompt-cache-size", "1", "--prefill-step-size", "16", "--draft-type", "ngram-mod")
     files = ("--draft-reference", str(reference), "--draft-memory", str(tmp_path / "memory"))
     kinds = [SHORT | body for body in KINDS]
-    with inside("--prompt-cache-size", "1", "--draft-type", "ngram-mod", *files) as server:
+    with inside(*options, *files) as server:
         load(server, mixed(8) + kinds)
         memory, threads, streams = held(server)
         with ThreadPoolExecutor(len(LEAVING)) as clients, fed(server.generator.model_provider.model) as blocks:
