@@ -17,13 +17,11 @@ import pytest
 
 from conformance import FIXTURE
 from conformance.adapters import Adapters
-from conformance.doors.printed import drafting
 from conformance.doors.programs import run
 from conformance.doors.server.process import ServerFailed, serve
 from conformance.doors.server.requests import asked
 from conformance.judging.blocks import drafted, environment
 from conformance.oracle.findings import broken, not_offered
-from conformance.subjects.prompts import CODE, PROMPTS
 
 LENGTH, TIMEOUT = 48, 120
 # It repeats itself, so that whatever looks up n-grams finds some.
@@ -102,16 +100,3 @@ def test_request(adapter: Adapters, about: Callable[..., None]) -> None:
     if not adapter.request:
         not_offered("the adapter has nothing that turns drafting on in a request")
     check("server", [], **adapter.request)
-
-
-def test_a_draft_model_reads_a_cached_prompt(tmp_path: Path) -> None:
-    """It drafts as well as with the whole prompt, and the text is that without drafts."""
-    file = ["--prompt-cache-file", "cache.safetensors"]
-    printed(["-m", "mlx_lm", "cache_prompt", "--model", str(FIXTURE), "--prompt", CODE, *file], cwd=tmp_path)
-    line = command_line("generate", ["--prompt", PROMPTS["rename"][0]["content"], "--max-tokens", "80", *file])
-    plain, drafted = (printed([*line, *more], cwd=tmp_path) for more in ([], ["--draft-model", str(FIXTURE)]))
-    if answer_of(plain) != answer_of(drafted):
-        broken(f"with a draft model it gives another text: {answer_of(drafted)!r}", shown(line))
-    counts = drafting(drafted)
-    if drafting(plain) or not counts or counts.accepted < 0.9 * counts.drafted or counts.rate < 3:
-        broken(f"without a draft model {drafting(plain)}, with one {counts}", shown(line))

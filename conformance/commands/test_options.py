@@ -15,20 +15,17 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
-from mlx_lm import stream_generate
-from mlx_lm.draft import BlockCosts, DraftMemory, DraftOptions, EditStrategy, NgramModTable, serving
+from mlx_lm.draft import NgramModTable, serving
 from mlx_lm.draft.arguments import add_draft_arguments
 from mlx_lm.draft.options import DRAFT_TYPES
 
 from conformance import FIXTURE
-from conformance.doors.commands import COMMANDS, Record, by_name, module_of, options_of, run, run_batch
+from conformance.doors.commands import COMMANDS, Record, by_name, module_of, options_of, run
 from conformance.oracle.findings import broken
 
 pytestmark = pytest.mark.contract("C6")
@@ -154,44 +151,3 @@ def test_a_contradiction_is_an_error_before_a_model_is_loaded(
     named = CONTRADICTIONS[command][typed]
     if ended.value.code != 2 or not all(name in error for name in named):
         broken(f"mlx_lm.{command} {typed} ends with {ended.value.code} and does not name {', '.join(named)}: {error}")
-
-
-GIVEN: list[dict[str, Any]] = [
-    {"draft_type": "ngram-simple", "num_draft_tokens": 6, "ngram_size": 5, "disable_adaptive_gate": True},
-    {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(4)},
-    {"draft_type": "auto", "draft_memory": DraftMemory(2**12)},
-]
-# A row drafts neither with a model nor with a margin.
-OTHERS = {"draft_reference", "draft_strategy", "draft_model", "draft_margin", "draft_costs", "draft_group"}
-
-
-@pytest.mark.parametrize("given", GIVEN, ids=lambda given: given["draft_type"])
-def test_an_argument_of_batch_generate_arrives(given: dict[str, Any]) -> None:
-    """For both prompts, or for each its own."""
-    if new := {field.name for field in fields(DraftOptions)}.difference(OTHERS, *GIVEN):
-        broken(f"nothing says whether {', '.join(new)} reaches a row: add it to GIVEN in {__file__}")
-    rows, strategy = [DraftOptions(**given), DraftOptions("auto", draft_reference=[5])], EditStrategy()
-    assert [call["draft"] for call in run_batch(**given).calls["step"]] == rows[:1] * 2
-    assert [call["draft"] for call in run_batch(draft=rows).calls["step"]] == rows
-    own = [call["draft"] for call in run_batch(draft=[strategy, "suffix"]).calls["step"]]
-    assert own == [DraftOptions(draft_strategy=strategy), DraftOptions("suffix")]
-    for_all = {"draft_costs": BlockCosts((1, 2), (1, 1.5)), "draft_group": mx.distributed.init()}
-    (of_the_batch,) = run_batch(draft_type="auto", **for_all).calls["batch"]
-    assert all(of_the_batch[name] is value for name, value in for_all.items())
-
-
-WRONG: list[dict[str, Any]] = [
-    {"draft_type": ""},
-    {"draft_costs": 5, "draft_type": "auto"},
-    {"disable_adaptive_gate": "yes", "draft_type": "auto"},
-    {"draft_reference": [10**9], "draft_type": "auto"},
-    {"draft_reference": mx.array([[1, 2]]), "draft_type": "auto"},
-    {"ngram_size": 3},
-]
-
-
-@pytest.mark.parametrize("given", WRONG, ids=lambda given: next(iter(given)))
-def test_a_wrong_argument_is_named(fixture: tuple[Any, Any], given: dict[str, Any]) -> None:
-    """First in the message, or behind the draft type that excludes it."""
-    with pytest.raises((TypeError, ValueError), match=f"^(draft_type 'none' excludes )?{next(iter(given))}( |$)"):
-        next(stream_generate(*fixture, "Hello", **given))

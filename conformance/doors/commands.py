@@ -165,11 +165,3 @@ def run(command: str, argv: Sequence[str], bodies: Sequence[Body] = ({},)) -> Re
                 module_of(command).main()
     record.note("printed", text=out.getvalue())
     return record
-
-
-def run_batch(**given: Any) -> Record:
-    """Call batch_generate for two prompts with these arguments."""
-    record, batch_generate = Record(), module_of("generate").batch_generate
-    with record.of("generate"), contextlib.suppress(RuntimeError):
-        batch_generate(*record.load("m"), [[92, 5], [92, 6]], **given)
-    return record
