@@ -95,7 +95,7 @@ LEAVING: list[Body] = [
     for fields, draft, streamed in (({}, {}, False), ({}, GATE_OFF, True), ({"seed": 1}, {}, True))
 ]
 # Nor is a prompt of many steps read on for a client that waits for a whole answer.
-LEAVING += [{"prompt": "a b c " * 4000, "max_tokens": 1, "seed": 1, "stream": False}]
+LEAVING += [{"prompt": "a b c " * 500, "max_tokens": 1, "seed": 1, "stream": False}]
 # The tokens that a client which left may cost.
 LEFT = 350
 
@@ -125,7 +125,7 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     """After requests of every kind, of which some clients left, a server holds what it held, and decodes for nobody."""
     reference = tmp_path / "reference.txt"
     reference.write_text("def f(x):\n    return x\n" * 50)
-    options = ("--prompt-cache-size", "1", "--prefill-step-size", "16", "--draft-type", "ngram-mod")
+    options = ("--prompt-cache-size", "1", "--prefill-step-size", "32", "--draft-type", "ngram-mod")
     files = ("--draft-reference", str(reference), "--draft-memory", str(tmp_path / "memory"))
     kinds = [SHORT | body for body in KINDS]
     with inside(*options, *files) as server:

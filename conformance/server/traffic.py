@@ -59,7 +59,7 @@ PENALTIES: list[Body] = [
 FIELDS: list[Body] = [
     *({"stop": stop, "max_tokens": 40} for stop in ("rows:", ["value:", "append"], [" if", "zzz"], '": "')),
     *({}, *PENALTIES, {"max_tokens": 1}),
-    *({"seed": 1}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}),
+    *({"seed": 1}, {"temperature": 0.8}, {"temperature": 1.5, "top_p": 0.9, "seed": 7}),
 ]
 TOOLS: list[Body] = [{"type": "function", "function": {"name": "show", "parameters": {"type": "object"}}}]
 # Several share the code before the question.

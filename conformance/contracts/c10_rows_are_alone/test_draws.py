@@ -1,4 +1,4 @@
-"""The first id that is no token: a row feeds no draft of it, and ends where its sampler gives it."""
+"""What a row draws is what it draws alone, also against likely drafts; and the first id that is no token."""
 
 from __future__ import annotations
 
@@ -11,10 +11,41 @@ import mlx_lm.draft  # noqa: F401
 import pytest
 
 from conformance.drafters import VOCAB, AtDepth
+from conformance.oracle.findings import not_shown
 from conformance.oracle.rows import FREE, Plain, Rows, prompt_of
-from conformance.subjects.decoded import unsteered
+from conformance.subjects.decoded import FAMILIES, FOLLOWER, model_of, unsteered
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
+
+
+class Followers:
+    """Drafts what mostly follows. About half of it is drawn."""
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.last = tokens[-1]
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        draft = [self.last]
+        while len(draft) <= n_max:
+            draft.append(FOLLOWER[draft[-1]])
+        return draft[1:]
+
+    def accept(self, n_accepted: int, n_drafted: int) -> None:
+        pass
+
+
+def test_a_likely_draft_is_drawn_against() -> None:
+    plain = Plain(model_of(FAMILIES[0]))
+    rows = [plain.ask(prompt_of(n), 40, None, 2.0) for n in (9, 12)]
+    batch = Rows(plain, draft_costs=FREE)
+    for row in rows:
+        assert row.right.sure == row.max_tokens, "noise may change what it draws"
+        row.strategy = Followers()
+    batch.insert(*rows)
+    batch.finish()
+    for row in rows:
+        if not 5 < row.stats.accepted < row.stats.drafted - 5:
+            not_shown(f"{row.about}: {row.stats}")
 
 
 class OneTooMany(AtDepth):
@@ -25,6 +56,7 @@ class OneTooMany(AtDepth):
 
 
 def test_the_first_id_that_is_no_token() -> None:
+    """No draft of it is fed, and a row ends where its sampler gives it."""
     plain = Plain(unsteered("llama"))
     drafting, failing = plain.ask(prompt_of(9), 20), plain.ask(prompt_of(6), 20)
     drafting.strategy = OneTooMany([*drafting.prompt, *drafting.right.tokens], 9)
