@@ -5,7 +5,6 @@ The series touches model files. Parity with plain decoding of the same tree cann
 
 from __future__ import annotations
 
-import gc
 import inspect
 import pkgutil
 from importlib import import_module
@@ -17,7 +16,7 @@ from mlx_lm.models import cache
 
 from conformance.architectures.chosen import asked
 from conformance.oracle.findings import broken
-from conformance.subjects.architectures import CONFIGS, build, logits, make_cache, recurrent
+from conformance.subjects.architectures import build, logits, make_cache, recurrent
 
 pytestmark = [pytest.mark.patched_source, pytest.mark.usefixtures("uncompiled")]
 
@@ -81,40 +80,6 @@ def test_what_replaces_an_operation_is_called_as_in_the_release(
     a, b = (model(tokens[:, 11:], cache=layers) for layers in (caches, others))
     if not (off := mx.abs(a - b).max().item()) <= 1e-4:
         broken(f"{name}: after two tokens are dropped, the logits are off by {off:.2g}")
-
-
-# A prompt is longer than the blocks whose end a cache can drop. The threads of a CPU make it 5.4 % more at times, and a
-# layer that keeps what it could drop 25 % at least.
-LAYERS, LONG, MORE, TRIES = 16, 64, 1.12, 10
-
-
-def peak(name: str, package: str) -> int:
-    """The bytes that a prompt needs at most, beside the model and its states after one token."""
-    model = build(name, package=package)
-    caches = import_module(f"{package}.models.cache").make_prompt_cache(model)
-    tokens = mx.array([[(7 * i + 3) % 64 for i in range(1 + LONG)]])
-    for part in (tokens[:, :1], tokens[:, 1:]):
-        gc.collect()
-        mx.clear_cache()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
-        mx.eval(model(part, cache=caches), [cache.state for cache in caches])
-    needed: int = mx.get_peak_memory() - before
-    return needed
-
-
-@pytest.mark.contract("C7")
-@pytest.mark.parametrize("name", ["mamba", "rwkv7", "qwen3_next"])
-def test_prompt_memory(name: str, released: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recurrent layers keep nothing of it to take it back. The least of several tries counts."""
-    monkeypatch.setitem(CONFIGS, name, CONFIGS[name] | {"num_hidden_layers": LAYERS})
-    most = MORE * min(peak(name, released) for _ in range(3))
-    least = peak(name, "mlx_lm")
-    for _ in range(TRIES - 1):
-        least = least if least <= most else min(least, peak(name, "mlx_lm"))
-    assert least <= most, (
-        f"{name}: a prompt needs {least} bytes, more than {most:.0f}: {MORE} times that of the release"
-    )
 
 
 Signatures = dict[str, inspect.Signature]
