@@ -21,6 +21,7 @@ from conformance import FIXTURE
 from conformance.adapters import Adapters
 from conformance.expectations.plugin import Plugin, nearest
 from conformance.judging import plugin as judging
+from conformance.oracle.profiles import seed
 from conformance.series.patches import commits, unpack
 from conformance.stages import plugin as stages
 
@@ -82,7 +83,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_report_header() -> str:
     versions = f"mlx-lm {mlx_lm.__version__} at {mlx_lm.__file__}, mlx {version('mlx')}"
-    return f"{versions} on {mx.default_device()}"
+    return f"{versions} on {mx.default_device()}, programs of CONFORMANCE_SEED={seed()}"
 
 
 def again(report: pytest.CollectReport | pytest.TestReport) -> str:
@@ -93,7 +94,7 @@ def again(report: pytest.CollectReport | pytest.TestReport) -> str:
     if {"series", "repository", "selftest"} & {*marks}:
         # The others leave them out.
         name = "selftest"
-    variables = os.environ.keys() & {"STAGE", "TREE", "PORT_CHECKOUT"}
+    variables = os.environ.keys() & {"CONFORMANCE_SEED", "STAGE", "TREE", "PORT_CHECKOUT"}
     told = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in sorted(variables)]
     chosen = ["-m", "series"] if "series" in marks else []
     return " ".join([*told, "scripts/tox.sh", "-e", name, "--", *chosen, shlex.quote(report.nodeid)])

@@ -207,6 +207,13 @@ class Program:
         self.done.add("trim")
         self.check_offsets(self.state)
 
+    def drop_of_copy(self, n: int) -> None:
+        own, self.state = self.state, self.copied()
+        self.drop(n)
+        self.look(self.state)
+        self.state = own
+        del self.lines[-2:]
+
     def too_many(self, n: int) -> None:
         """A cache that can be trimmed by any number drops all that it has, as in upstream. Others refuse."""
         if n < 0 or not all(cache.is_trimmable() for cache in self.caches[self.state.name]):
@@ -272,10 +279,7 @@ class Program:
         self.look(self.state)
         for n in (1, 2) if self.exact and self.state.right.lengths is None else ():
             if self.can_trim(n):
-                own, self.state = self.state, self.copied()
-                self.drop(n)
-                self.look(self.state)
-                self.state = own
+                self.drop_of_copy(n)
 
     def single(self, lengths: list[int]) -> State:
         """A sequence that may join, and how its tokens are fed."""

@@ -20,6 +20,8 @@ ASKED = (0, 1, 5)
 # The project's own options need plugins that these tests do not. A process that dies is replaced.
 PYTEST = "pytest -o addopts= -m asked -q --no-header --no-summary --tb=no -p no:cacheprovider".split()
 PYTEST += "--numprocesses=2 --dist=worksteal --max-worker-restart=999".split()
+# The programs of a verdict are the same on another day.
+SEED = os.environ.get("CONFORMANCE_SEED", "1")
 # A test that takes longer, in seconds, is stopped.
 LIMIT = 300.0
 COVERAGE = """\
@@ -56,7 +58,7 @@ class Run:
         command += [f"--adapter={name}" for name in self.adapters]
         if coverage:
             command = ["coverage", "run", f"--rcfile={self._configured()}", "-m", *command]
-        env = os.environ | {"HF_HUB_OFFLINE": "1", **self.env}
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "CONFORMANCE_SEED": SEED, **self.env}
         # On Linux each compiled function starts a C++ compiler.
         env |= {"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {}
         done = subprocess.run([str(self.python), "-m", *command], cwd=ROOT, env=env)
@@ -77,7 +79,7 @@ class Run:
     def key(self, tests: Sequence[str]) -> str:
         """A hash of all that the results depend on. Expectations and configurations of models are part of the suite."""
         others = sorted(path.name for path in self.package.parent.glob("mlx-*.dist-info"))
-        digest = hashlib.sha256(repr([self.python, self.limit, *tests, *self.adapters, *others]).encode())
+        digest = hashlib.sha256(repr([self.python, self.limit, SEED, *tests, *self.adapters, *others]).encode())
         suite = (path for path in (ROOT / "conformance").rglob("*") if path.suffix in (".py", ".txt", ".json"))
         files = {*self.package.rglob("*.py"), *suite, *map(Path, self.adapters)}
         for path in sorted(path for path in files if path.is_file()):

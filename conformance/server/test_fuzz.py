@@ -22,7 +22,7 @@ from conformance.server.fields import bodies
 
 OPTIONS = ("--max-tokens", "4")
 COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-QUICK = settings(max_examples=60, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON)
+QUICK = settings(max_examples=60, phases=[Phase.explicit, Phase.generate], **COMMON)
 PROFILE = settings(max_examples=2000, **COMMON) if FULL else QUICK
 
 
