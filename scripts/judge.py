@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from conformance.judging.difference import STOPPED, differences
 from conformance.judging.ran import changed_files, looked_at
 from conformance.judging.results import NOT_FINISHED, PARTS, asked_files
-from conformance.judging.run import LIMIT, NotAsked, Run
+from conformance.judging.run import LIMIT, SEED, NotAsked, Run
 from conformance.judging.screen import Judgement
 
 COULD_NOT = 2
@@ -74,7 +74,8 @@ def judge(args: argparse.Namespace) -> int:
         changed = [name for name in changed if not args.only or any(name in about[part] for part in parts)]
         files = looked_at(base.package, tree.package, changed, tree.covered(changed))
     adapters = [f"--adapter={name}" for name in tree.adapters]
-    pytest = [os.path.relpath(tree_at / "venv" / "bin" / "python"), "-m", "pytest", "-o", "addopts=", *adapters]
+    python = os.path.relpath(tree_at / "venv" / "bin" / "python")
+    pytest = ["env", f"CONFORMANCE_SEED={SEED}", python, "-m", "pytest", "-o", "addopts=", *adapters]
     again = [os.path.relpath(ROOT / "scripts" / "judge.sh"), args.tree, "--base", base_name, *adapters]
     judged = Judgement((base_name, args.tree), found, differences(right, found), files, pytest, again)
     file = args.markdown or tree_at / "judged.md"

@@ -195,7 +195,7 @@ class Drafting(RuleBasedStateMachine):
 
 # What fails is made small: a program of a few lines.
 PHASES = [Phase.generate, Phase.shrink]
-PROGRAMS = settings(PROFILE, max_examples=max(PROFILE.max_examples, 50), phases=PHASES, stateful_step_count=12)
+PROGRAMS = settings(PROFILE, max_examples=max(PROFILE.max_examples, 200), phases=PHASES, stateful_step_count=12)
 
 
 @pytest.mark.parametrize("name", ROWS)
