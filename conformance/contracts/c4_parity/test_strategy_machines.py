@@ -156,7 +156,7 @@ class Drafting(RuleBasedStateMachine):
 
     row: ClassVar[Row]
 
-    @initialize(reference=st.none() | texts)
+    @initialize(reference=st.none() | st.lists(token, min_size=4, max_size=24))
     def begin(self, reference: list[int] | None) -> None:
         reference = reference if self.row.takes_reference else None
         self.text: Text = [*reference, None] if reference else []
@@ -195,7 +195,7 @@ class Drafting(RuleBasedStateMachine):
 
 # What fails is made small: a program of a few lines.
 PHASES = [Phase.generate, Phase.shrink]
-PROGRAMS = settings(PROFILE, max_examples=max(PROFILE.max_examples, 200), phases=PHASES, stateful_step_count=12)
+PROGRAMS = settings(PROFILE, max_examples=max(PROFILE.max_examples, 100), phases=PHASES, stateful_step_count=12)
 
 
 @pytest.mark.parametrize("name", ROWS)
