@@ -99,9 +99,7 @@ class CacheMachine(Program, RuleBasedStateMachine):
     @rule(n=st.integers(-1, LONGEST + 2))
     def trim(self, n: int) -> None:
         n, held = n if self.exact else max(n, 0), min(self.held)
-        # What it says of the most tokens is wrong first.
-        if most := max(filter(self.can_trim, range(1, LONGEST + 3 if self.exact else held + 1)), default=0):
-            self.drop_of_copy(most)
+        self.drop_most(LONGEST + 2 if self.exact else held)
         possible = self.can_trim(n, must=0 <= n <= self.state.droppable or (self.whole and 0 <= n <= held))
         if self.exact and not possible:
             self.too_many(n)
@@ -200,7 +198,8 @@ class CacheMachine(Program, RuleBasedStateMachine):
     @rule(data=st.data())
     def filter(self, data: st.DataObject) -> None:
         """Rows leave."""
-        keep = sorted(data.draw(st.sets(st.integers(0, len(self.state.right.sizes) - 1), min_size=1)))
+        n = len(self.state.right.sizes)
+        keep = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=max(n - 1, 1))))
 
         def leave() -> None:
             self.do(f"[c.filter(mx.array({keep})) for c in {self.state.name}]")

@@ -207,12 +207,14 @@ class Program:
         self.done.add("trim")
         self.check_offsets(self.state)
 
-    def drop_of_copy(self, n: int) -> None:
-        own, self.state = self.state, self.copied()
-        self.drop(n)
-        self.look(self.state)
+    def drop_most(self, limit: int) -> None:
+        """A copy drops the most tokens that it says it can, of which it would be wrong first."""
+        own, self.state, n_lines = self.state, self.copied(), len(self.lines)
+        if n := max(filter(self.can_trim, range(1, limit + 1)), default=0):
+            self.drop(n)
+            self.look(self.state)
         self.state = own
-        del self.lines[-2:]
+        del self.lines[n_lines - 1 :]
 
     def too_many(self, n: int) -> None:
         """A cache that can be trimmed by any number drops all that it has, as in upstream. Others refuse."""
@@ -277,9 +279,8 @@ class Program:
         self.done.add("rows")
         self.check_offsets(self.state)
         self.look(self.state)
-        for n in (1, 2) if self.exact and self.state.right.lengths is None else ():
-            if self.can_trim(n):
-                self.drop_of_copy(n)
+        if self.exact and self.state.right.lengths is None:
+            self.drop_most(2)
 
     def single(self, lengths: list[int]) -> State:
         """A sequence that may join, and how its tokens are fed."""
