@@ -18,13 +18,11 @@ from environments import base_of, environment
 from pin import ROOT, Refused, ended, parser
 
 sys.path.insert(0, str(ROOT))
-from conformance.judging.difference import STOPPED, differences
-from conformance.judging.ran import changed_files, looked_at
-from conformance.judging.results import NOT_FINISHED, PARTS, asked_files
-from conformance.judging.run import LIMIT, SEED, NotAsked, Run
-from conformance.judging.screen import Judgement
-
-COULD_NOT = 2
+from conformance.judging.changes import change, changed_files
+from conformance.judging.difference import differences
+from conformance.judging.results import PARTS, asked_files
+from conformance.judging.run import LIMIT, SEED, Asked, NotAsked
+from conformance.judging.screen import NOT_JUDGED, Judgement
 
 
 def parse_args() -> argparse.Namespace:
@@ -43,58 +41,53 @@ def parse_args() -> argparse.Namespace:
     return options.parse_args()
 
 
-def judge(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     start = time.monotonic()
     base_name = args.base or base_of(args.tree, args.upstream)
 
-    def run_of(at: Path, adapters: list[str]) -> Run:
+    def installed(at: Path, adapters: list[str]) -> Asked:
         named = [str(Path(name).resolve()) if Path(name).is_file() else name for name in adapters]
         folder = Path(scratch.enter_context(TemporaryDirectory(dir=at, prefix="run-")))
         package = next((at / "venv" / "lib").glob("python*/site-packages/mlx_lm"))
-        return Run(at / "venv" / "bin" / "python", folder, package, named, limit=args.limit)
+        return Asked(at / "venv" / "bin" / "python", folder, package, named, limit=args.limit)
 
     with ExitStack() as scratch:
         # The tree first: its name can be wrong.
         tree_at = scratch.enter_context(environment(args.tree))
         base_at = scratch.enter_context(environment(base_name))
-        base, tree = run_of(base_at, args.base_adapter), run_of(tree_at, args.adapter)
+        base, tree = installed(base_at, args.base_adapter), installed(tree_at, args.adapter)
         changed = changed_files(base.package, tree.package)
         about = {part: {name for name in changed if re.match(PARTS[part][1], name)} for part in PARTS}
         touched = [] if args.all or args.adapter else [part for part in PARTS if about[part]]
         parts = [part for part in PARTS if part in (args.only or touched or PARTS)]
+        files = asked_files(parts)
         try:
             # The tree first: it may not be importable.
-            print(f"asking {args.tree}: {', '.join(parts)}", flush=True)
-            found = tree.ask(asked_files(parts), coverage=True)
-            print(f"asking {base_name}", flush=True)
-            right = base.ask_once(asked_files(parts), base_at / "asked")
+            print(f"1 of 2: asking {args.tree}: {', '.join(parts)}", flush=True)
+            found = tree.ask(files, coverage=True)
+            print(f"2 of 2: asking {base_name}", flush=True)
+            right = base.ask_once(files, base_at / "asked")
         except NotAsked as error:
             raise Refused(f"it could not be asked: {error}") from error
         # Of a part that is asked alone, what it is about.
         changed = [name for name in changed if not args.only or any(name in about[part] for part in parts)]
-        files = looked_at(base.package, tree.package, changed, tree.covered(changed))
+        covered = tree.covered(changed).items()
+        changes = [change(base.package, tree.package, name, coverage) for name, coverage in covered]
+        changes = [one for one in changes if one.lines]
     adapters = [f"--adapter={name}" for name in tree.adapters]
     python = os.path.relpath(tree_at / "venv" / "bin" / "python")
     pytest = ["env", f"CONFORMANCE_SEED={SEED}", python, "-m", "pytest", "-o", "addopts=", *adapters]
     again = [os.path.relpath(ROOT / "scripts" / "judge.sh"), args.tree, "--base", base_name, *adapters]
-    judged = Judgement((base_name, args.tree), found, differences(right, found), files, pytest, again)
+    judged = Judgement((base_name, args.tree), found, differences(right, found), changes, pytest, again)
     file = args.markdown or tree_at / "judged.md"
     file.write_text(judged.markdown(), "utf-8")
     print(f"{judged.screen()}\n\nAll of it: {os.path.relpath(file)}. It took {time.monotonic() - start:.0f} s.")
     # Files of tests that need a name which the tree lacks.
     unasked = {test: one for test, one in found.items() if test.endswith("::import")}
-    print("".join(f"not asked: {test}: {one.said}\n" for test, one in unasked.items()), end="")
-    return status(judged)
-
-
-def status(judged: Judgement) -> int:
-    if judged.bad:
-        return 1
-    left_out = any(group.kind == STOPPED for group in judged.groups)
-    left_out |= any(one.outcome == NOT_FINISHED or test.endswith("::import") for test, one in judged.tree.items())
-    return COULD_NOT if left_out or any(file.never for file in judged.files) else 0
+    print("".join(f"not asked: {test}: {one.message}\n" for test, one in unasked.items()), end="")
+    return judged.status()
 
 
 if __name__ == "__main__":
     args = parse_args()
-    sys.exit(ended(lambda: judge(args), COULD_NOT))
+    sys.exit(ended(lambda: main(args), NOT_JUDGED))

@@ -39,13 +39,13 @@ from conformance.oracle.findings import not_offered
 # The draft model for the commands.
 FIXTURE = str(PATH)
 # The adapters of this folder, in the order in which ``find`` tries them.
-SHIPPED = ("series", "published", "stock", "heads")
+SHIPPED = ("series", "stock", "heads")
 # The draft models that need not be right once.
 WRONG = ("contrary", "unrelated")
 # What drafts with a head.
 HEADS = ("head", "head and edit")
 FUNCTIONS = ("decode", "stream", "snapshot", "restore", "can_trim", "trim")
-NAMES = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "fits"}
+MAY_HAVE = {*FUNCTIONS, "DRAFTERS", "OPTIONS", "COMMANDS", "REQUEST", "fits"}
 # The options of generate_step that a drafted loop may take too.
 DECODING = {"max_tokens", "sampler", "logits_processors", "prompt_cache", "prefill_step_size"}
 DECODING |= {"kv_bits", "kv_group_size", "quantized_kv_start"}
@@ -199,7 +199,7 @@ def name_of(module: Any) -> str:
 
 
 def offered(module: ModuleType) -> set[str]:
-    return {name for name in NAMES - {"fits"} if getattr(module, name, None)}
+    return {name for name in MAY_HAVE - {"fits"} if getattr(module, name, None)}
 
 
 def load(name: str) -> ModuleType:
@@ -219,8 +219,8 @@ def load(name: str) -> ModuleType:
         exec(compile(path.read_text("utf-8"), name, "exec"), vars(module))
     except (ImportError, SyntaxError) as error:
         raise Unusable(f"the adapter {name} cannot be imported here: {error}.") from error
-    may_have = ", ".join(sorted(NAMES))
-    if unknown := {n for n in vars(module) if n.isupper() and not n.startswith("_")} - NAMES - {"FIXTURE"}:
+    may_have = ", ".join(sorted(MAY_HAVE))
+    if unknown := {n for n in vars(module) if n.isupper() and not n.startswith("_")} - MAY_HAVE - {"FIXTURE"}:
         raise Unusable(f"{name_of(module)} has {', '.join(sorted(unknown))}; what it may have is {may_have}.")
     if not offered(module):
         raise Unusable(f"{name_of(module)} offers nothing of what it may have: {may_have}.")

@@ -9,14 +9,14 @@ import mlx.core as mx
 import pytest
 
 from conformance.adapters import Adapters
-from conformance.judging.plugin import note
 from conformance.oracle.findings import broken, not_offered
+from conformance.plugin import note
 from conformance.subjects.architectures import CONFIGS, PROMPT, STEPS, UNRUNNABLE, VOCAB, logits, runnable
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
-@pytest.mark.asked("plain decoding", promised=True)
+@pytest.mark.asked("plain decoding")
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - UNRUNNABLE.keys()))
 def test_plain(name: str, adapter: Adapters, about: Callable[..., None], request: pytest.FixtureRequest) -> None:
     about(name)

@@ -286,5 +286,5 @@ def run(kind: str, adapter: Adapters, *operations: str) -> None:
         broken(found.sentence, found.lines, fixed(machine))
     if operations and operations[-1] not in done:
         if of_series(adapter):
-            broken(f"not shown: it refuses every {operations[-1]}")
+            broken(f"inconclusive: it refuses every {operations[-1]}")
         not_shown(f"it refuses every {operations[-1]}")

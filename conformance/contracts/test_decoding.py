@@ -17,12 +17,12 @@ import mlx.core as mx
 import pytest
 
 from conformance.adapters import Adapters
-from conformance.judging.plugin import note
 from conformance.oracle.compare import check
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.profiles import FULL
 from conformance.oracle.recorder import fed
 from conformance.oracle.run import PROCESSORS, SAMPLERS, Case, N, decode_plain
+from conformance.plugin import note
 from conformance.subjects.decoded import WINDOW, Family, K, model_of
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -101,7 +101,7 @@ TABLES: dict[str, Callable[[list[Family], list[str]], Iterator[Case]]] = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        plugin: Any = metafunc.config.pluginmanager.get_plugin("judging")
+        plugin: Any = metafunc.config.pluginmanager.get_plugin("parameters")
         cases = TABLES[metafunc.function.__name__](plugin.families, list(plugin.adapters.drafters))
         # What a loop does not take is left out, so that the rest of the row is asked.
         taken = {name for name in plugin.adapters.drafters if "prefill_step_size" in plugin.adapters.options(name)}
@@ -147,13 +147,13 @@ def test_parity(case: Case, adapter: Adapters) -> None:
     ask(case, adapter, "C4")
 
 
-@pytest.mark.asked("C4 seeds", promised=False)
+@pytest.mark.asked("C4 seeds", ours=True)
 def test_seeds(case: Case, adapter: Adapters) -> None:
     """A seed gives the tokens that it gives to plain decoding, with any sampler."""
     ask(case, adapter, "C4")
 
 
-@pytest.mark.asked("C3 exits", promised=False)
+@pytest.mark.asked("C3 exits", ours=True)
 def test_exits(case: Case, adapter: Adapters) -> None:
     """However it ends, the caches hold the prompt and what was yielded."""
     ask(case, adapter, "C3")

@@ -54,7 +54,7 @@ TEXT = (
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        plugin: Any = metafunc.config.pluginmanager.get_plugin("judging")
+        plugin: Any = metafunc.config.pluginmanager.get_plugin("parameters")
         metafunc.parametrize("case", list(cases(plugin.families, list(plugin.adapters.drafters))), ids=str)
 
 

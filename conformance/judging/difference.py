@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from conformance.judging.results import ABSENT, BROKEN, HOLDS, NOT_FINISHED, NOT_SHOWN, REFUSED, Result, Results
+from conformance.judging.results import ABSENT, BROKEN, HOLDS, INCONCLUSIVE, NOT_FINISHED, REFUSED, Result, Results
 
-# Kinds of differences, in the order in which they are told.
+# Kinds of differences, in the order in which they are shown.
 BROKE, GONE, NOT_KEPT, STOPPED = "broke", "no longer", "not kept", "not finished"
 CHANGED, MENDED, OFFERED = "changed", "mended", "offered now"
 KINDS = (BROKE, GONE, NOT_KEPT, STOPPED, CHANGED, MENDED, OFFERED)
@@ -30,18 +30,18 @@ class Group:
 
 
 def kind_of(was: Result, now: Result) -> str | None:
-    """What became of a test. A promise of ours that never held is told, and is no fault."""
+    """What became of a test. What only this repository promises and never held is no fault."""
     if now.outcome == NOT_FINISHED:
         return None if was.outcome == NOT_FINISHED else STOPPED
     if was.outcome == NOT_FINISHED and now.outcome == BROKEN:
-        now.said += " (on the base it was stopped)"
+        now.message += " (on the base it was stopped)"
         return STOPPED
     if was.outcome == now.outcome:
         return {BROKEN: of_cases, HOLDS: of_plain}[now.outcome](was, now) if now.outcome in (BROKEN, HOLDS) else None
     if now.outcome == BROKEN:
-        return BROKE if was.outcome == HOLDS or now.promised else NOT_KEPT
+        return BROKE if was.outcome == HOLDS or not now.ours else NOT_KEPT
     if was.outcome == BROKEN:
-        return MENDED if now.outcome in (HOLDS, REFUSED) else CHANGED if now.outcome == NOT_SHOWN else None
+        return MENDED if now.outcome in (HOLDS, REFUSED) else CHANGED if now.outcome == INCONCLUSIVE else None
     if now.outcome == HOLDS:
         return OFFERED if was.outcome in (REFUSED, ABSENT) else None
     return GONE if was.outcome == HOLDS else None
@@ -50,20 +50,21 @@ def kind_of(was: Result, now: Result) -> str | None:
 def of_cases(was: Result, now: Result) -> str | None:
     """A test that fails on both: do other cases of it fail, or the same ones in another way?"""
     before, after = cases(was), cases(now)
-    other = [case for case, said in after.items() if before.get(case) != said]
+    other = [case for case, text in after.items() if before.get(case) != text]
     if not other:
         return MENDED if len(after) < len(before) else None
     case = min(other, key=lambda case: case in before)
-    # The lines are of what the test says itself.
-    now.lines = now.lines if now.cases.get(case, now.said) == now.said else ""
-    now.said = f"{f'{case}: ' if case else ''}{now.cases.get(case, now.said)}"
-    now.said += f" (on the base: {was.cases[case] if case else was.said})" if case in before else ""
+    # The lines show what the test says itself.
+    now.example = now.example if now.cases.get(case, now.message) == now.message else ""
+    now.message = f"{f'{case}: ' if case else ''}{now.cases.get(case, now.message)}"
+    now.message += f" (on the base: {was.cases[case] if case else was.message})" if case in before else ""
     return CHANGED if before.keys() - after.keys() and case in before else BROKE
 
 
 def cases(one: Result) -> dict[str, str]:
     """What a test says of each case that fails, without measured numbers."""
-    return {case: MEASURED.sub("#", said) for case, said in (one.cases or {"": f"{one.said}\n{one.lines}"}).items()}
+    texts = one.cases or {"": f"{one.message}\n{one.example}"}
+    return {case: MEASURED.sub("#", text) for case, text in texts.items()}
 
 
 def of_plain(was: Result, now: Result) -> str | None:
@@ -73,11 +74,11 @@ def of_plain(was: Result, now: Result) -> str | None:
     tokens = [i for i in other if base[i].partition(":")[0] != steps[i].partition(":")[0]]
     before, passes = (int(one.notes.get("forwards", 0)) for one in (was, now))
     if tokens:
-        now.said = f"plain decoding gives another token than the base at step {tokens[0]}"
+        now.message = f"plain decoding gives another token than the base at step {tokens[0]}"
     elif other:
-        now.said = f"the log probabilities of {len(other)} of {len(steps)} steps are other bits than on the base"
+        now.message = f"the log probabilities of {len(other)} of {len(steps)} steps are other bits than on the base"
     elif passes > before:
-        now.said = f"plain decoding takes {passes} forward passes instead of {before}"
+        now.message = f"plain decoding takes {passes} forward passes instead of {before}"
     else:
         return None
     now.differs = True

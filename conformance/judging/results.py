@@ -11,12 +11,12 @@ from typing import Any
 from conformance import ROOT
 
 HOLDS, BROKEN, REFUSED, ABSENT = "holds", "broken", "refused", "not offered"
-# Neither green nor red: no draft came up, so the test could not have failed; or it was stopped.
-NOT_SHOWN, NOT_FINISHED = "not shown", "not finished"
+# Neither green nor red: the test says nothing about the tree, as no draft came up; or it was stopped.
+INCONCLUSIVE, NOT_FINISHED = "inconclusive", "not finished"
 # A skip without one of these words.
 SKIPPED = "skipped"
-# The kind of an expected failure, by the start of its reason, in the order of a verdict.
-KINDS = {"No such API: ": "no such API", "Wrong: ": "wrong", "Upstream model fault, ": "wrong", "Refused: ": "refused"}
+# Errors of a process or a server that took too long.
+LATE = re.compile(r"[\w.]*Time(d?out|outExpired|outError)\b")
 # The parts that are asked: the paths of their tests in conformance/, and those of mlx_lm whose changes they are about.
 # A file is of the first part that it fits; what is wrong in a part explains what is wrong in those behind it.
 PARTS = {
@@ -33,16 +33,24 @@ PARTS = {
 class Result:
     outcome: str
     # The first line of what the test says, and the lines that show it.
-    said: str = ""
-    lines: str = ""
+    message: str = ""
+    example: str = ""
     # Why the release is expected to fail it.
     expected: str = ""
-    # The contract that the judge asks with this test, whether upstream promises it, and what the test noted.
-    asked: str = ""
-    promised: bool = True
+    # What the plugin and the test noted.
     notes: dict[str, Any] = field(default_factory=dict)
     # Whether only the comparison with the base shows it.
     differs: bool = False
+
+    @property
+    def asked(self) -> str:
+        """The contract that the judge asks with this test."""
+        return str(self.notes.get("asked", ""))
+
+    @property
+    def ours(self) -> bool:
+        """Whether only this repository promises it, and not upstream."""
+        return bool(self.notes.get("ours"))
 
     @property
     def cases(self) -> dict[str, str]:
@@ -62,9 +70,25 @@ class Result:
 Results = dict[str, Result]
 
 
-def kind(reason: str) -> str:
-    """The kind of a reason, or an empty string if the reason names none."""
-    return next((word for start, word in KINDS.items() if reason.startswith(start)), "")
+def result_of(report: dict[str, Any]) -> Result:
+    """The result in a line that pytest made of its report."""
+    expected, notes, failure = report.get("wasxfail", ""), dict(report["user_properties"]), report["longrepr"]
+    if report["outcome"] == "passed":
+        return Result(HOLDS, expected=expected, notes=notes)
+    if isinstance(failure, list):
+        # Where a test was skipped, and why.
+        reason = failure[2].removeprefix("Skipped: ")
+        word, _, why = reason.partition(": ")
+        known = word in (REFUSED, ABSENT, INCONCLUSIVE)
+        return Result(word, why, notes=notes) if known else Result(SKIPPED, reason, notes=notes)
+    text = str(failure["reprcrash"]["message"] if isinstance(failure, dict) else failure).strip()
+    if "[XPASS(strict)]" in text:
+        return Result(HOLDS, text, notes=notes)
+    outcome = NOT_FINISHED if LATE.match(text) else REFUSED if expected.startswith("Refused") else BROKEN
+    # What pytest.fail says is a sentence and lines; of anything else the first line counts.
+    message, _, example = text.removeprefix("Failed: ").partition("\n\n")
+    message = message.partition("\n")[0].removeprefix("AssertionError: ")
+    return Result(outcome, message, example if text.startswith("Failed: ") else "", expected, notes)
 
 
 def asked_files(parts: list[str]) -> list[str]:
@@ -87,12 +111,12 @@ def part_of(test: str) -> str | None:
 def read(file: Path) -> tuple[str, Results]:
     """The versions and the device of a run, and the result of each test by its id: by part, and as it was collected.
 
-    A test that passed may fail at its end; what failed first is told.
+    A test that passed may fail at its end; what failed first counts.
     """
-    on, collected, found = "", list[str](), Results()
+    on, found = "", Results()
     for line in map(json.loads, file.read_text("utf-8").splitlines()):
-        on, collected = line.get("on", on), line.get("collected", collected)
-        if (test := line.pop("test", None)) is not None and (test not in found or found[test].outcome == HOLDS):
-            found[test] = Result(**line)
-    order, parts = {test: i for i, test in enumerate(collected)}, [*PARTS, None]
-    return on, {test: found[test] for test in sorted(found, key=lambda t: (parts.index(part_of(t)), order.get(t, 0)))}
+        on = line.get("on", on)
+        if (test := line.get("nodeid")) is not None and (test not in found or found[test].outcome == HOLDS):
+            found[test] = result_of(line)
+    parts = [*PARTS, None]
+    return on, dict(sorted(found.items(), key=lambda one: (parts.index(part_of(one[0])), one[1].notes.get("order", 0))))

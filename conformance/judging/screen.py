@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from conformance import ROOT
+from conformance.judging.changes import NAMED, Change, sentence
 from conformance.judging.difference import BAD, BROKE, CHANGED, NOT_KEPT, STOPPED, Group
-from conformance.judging.ran import File, sentence
-from conformance.judging.results import Results, part_of
+from conformance.judging.results import NOT_FINISHED, Results, part_of
+from conformance.tables import table
 
 WIDTH = 118
-# The rows of the table and the lines of an example that a screen shows.
-ROWS, LINES, NAMES = 12, 12, 5
+# The lines of an example that a screen shows.
+LINES = 12
+# What the judge ends with.
+GOOD, WORSE, NOT_JUDGED = 0, 1, 2
 
 
 @dataclass
@@ -24,14 +27,26 @@ class Judgement:
     names: tuple[str, str]
     tree: Results
     groups: list[Group]
-    files: list[File]
+    changes: list[Change]
     # How one test is asked again, without its id, and how the judge is, without a part: programs and their arguments.
     pytest: list[str]
-    judge: list[str]
+    command: list[str]
 
     @property
     def bad(self) -> list[Group]:
         return [group for group in self.groups if group.kind in BAD]
+
+    @property
+    def unseen(self) -> bool:
+        """Whether lines changed and none of them ran."""
+        return bool(self.changes) and not any(one.ran for one in self.changes)
+
+    def status(self) -> int:
+        if self.bad:
+            return WORSE
+        left_out = any(group.kind == STOPPED for group in self.groups)
+        left_out |= any(one.outcome == NOT_FINISHED or test.endswith("::import") for test, one in self.tree.items())
+        return NOT_JUDGED if left_out or self.unseen or any(one.never for one in self.changes) else GOOD
 
     def verdict(self) -> str:
         against = f"{self.names[1]} against {self.names[0]}"
@@ -40,58 +55,57 @@ class Judgement:
             return f"{word}: {', '.join(dict.fromkeys(group.contract for group in self.bad))}. {against}"
         if stopped := sum(len(group.tests) for group in self.groups if group.kind == STOPPED):
             return f"NOT FINISHED: {stopped} tests, and nothing else broke. {against}"
+        if self.unseen:
+            return f"NOT JUDGED: none of the tests runs what changed. {against}"
         return f"{'Nothing broke' if self.groups else 'Nothing differs'}. {against}"
 
     def again(self, test: str) -> str:
         """A command that shows it, typed here. What differs from the base alone only the judge can show."""
         if self.tree[test].differs:
-            return shlex.join([*self.judge, "--only", part_of(test) or ""])
+            return shlex.join([*self.command, "--only", part_of(test) or ""])
         file, _, name = test.partition("::")
         return shlex.join([*self.pytest, f"{os.path.relpath(ROOT / file)}::{name}"])
 
-    def begin(self) -> list[str]:
-        """The lines that come first, and what became of how many tests."""
-        standing = Counter(one.outcome for one in self.tree.values()).most_common()
-        counts = ", ".join(f"{n} {word}" for word, n in standing)
-        wrapped = (textwrap.wrap(line, WIDTH) for line in (sentence(self.files), self.verdict()))
-        return [*(line for lines in wrapped for line in lines), f"{len(self.tree)} tests: {counts}", ""]
+    def begin(self, most: int | None) -> Iterator[str]:
+        """The lines that come first, and a row for each group, with the first of what its tests are about."""
+        outcomes = Counter(one.outcome for one in self.tree.values()).most_common()
+        counts = f"{len(self.tree)} tests: {', '.join(f'{n} {word}' for word, n in outcomes)}"
+        for line in (sentence(self.changes), self.verdict(), counts):
+            yield from [*textwrap.wrap(line, WIDTH), ""]
+        if self.groups:
+            yield table(["", "contract", "tests", "of"], (self.row(group, most) for group in self.groups))
 
-    def row(self, group: Group, most: int) -> str:
+    def row(self, group: Group, most: int | None) -> list[str | int]:
         names = list(dict.fromkeys(self.tree[test].about or test for test in group.tests))
-        more = f" and {len(names) - most} more" if len(names) > most else ""
+        more = f" and {len(names) - most} more" if most and len(names) > most else ""
         follow = ", ".join(f"{n} of {contract}" for contract, n in group.follow.items())
         of = f"{', '.join(names[:most])}{more}{f'; {follow} follow' if follow else ''}"
-        return f"| {group.kind:12} | {group.contract:24} | {len(group.tests):5} | {of} |"
+        return [group.kind, group.contract, len(group.tests), of]
 
     def example(self, test: str, most: int | None = None) -> Iterator[str]:
-        """What a test says, the lines that show it, and how it is run again."""
+        """What a test says, the lines that show it, of which the last one is wrong, and how it is run again."""
         one = self.tree[test]
-        yield from ["", *textwrap.wrap(f"{test.partition('::')[2]}: {one.said}", WIDTH)]
+        yield from ["", *textwrap.wrap(f"{test.partition('::')[2]}: {one.message}", WIDTH)]
         if one.expected:
             yield from ["", *textwrap.wrap(f"The release fails this test too. {one.expected}", WIDTH)]
-        # The first lines of a program on a cache define what the others call.
-        _, begins, program = one.lines.rpartition("\ncaches = ")
-        lines = (begins.lstrip() + program if most else one.lines).splitlines()[:most]
+        lines = one.example.splitlines()
+        if most and len(lines) > most:
+            lines = [f"# {len(lines) - most + 1} lines before these are in the file.", *lines[1 - most :]]
         yield from ["", *(f"    {line}" for line in lines)] if lines else []
         yield from ["", f"    {self.again(test)}"]
 
     def screen(self) -> str:
-        lines = [*self.begin(), *(self.row(group, NAMES) for group in self.groups[:ROWS])]
-        lines += [f"and {len(self.groups) - ROWS} more rows"] * (len(self.groups) > ROWS)
         # Programs on caches come first, and are the shortest that fail.
-        return "\n".join([*lines, *(self.example(self.bad[0].tests[0], LINES) if self.bad else [])])
+        return "\n".join([*self.begin(NAMED), *(self.example(self.bad[0].tests[0], LINES) if self.bad else [])])
 
     def markdown(self) -> str:
         """All of it."""
-        head = ["| | contract | tests | of |", "| --- | --- | --- | --- |"]
-        lines = ["\n\n".join(self.begin()), *head, *(self.row(group, 99) for group in self.groups)]
+        lines = [*self.begin(None)]
         for group in self.groups:
             if group.kind in (*BAD, NOT_KEPT, STOPPED, CHANGED):
                 lines += ["", f"<details><summary>{group.kind}: {group.contract}</summary>"]
                 lines += [line for test in group.tests for line in self.example(test)]
                 lines += ["", "</details>"]
-        lines += ["", "| file | changed lines | ran | never called |", "| --- | --- | --- | --- |"]
-        for file in self.files:
-            never = ", ".join(name for _, name in file.never)
-            lines.append(f"| {file.name} | {file.changed} | {file.ran} | {never} |")
+        rows = ([one.file, one.lines, one.ran, ", ".join(one.never)] for one in self.changes)
+        lines += ["", table(["file", "changed lines", "ran", "never called"], rows)]
         return "\n".join(lines) + "\n"

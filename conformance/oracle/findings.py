@@ -24,8 +24,8 @@ def not_offered(what: str) -> NoReturn:
 
 
 def not_shown(why: str) -> NoReturn:
-    """The test ran to its end and could not have failed."""
-    pytest.skip(f"not shown: {why}")
+    """The test ran to its end and says nothing about the tree."""
+    pytest.skip(f"inconclusive: {why}")
 
 
 def refused(error: BaseException) -> NoReturn:

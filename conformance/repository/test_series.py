@@ -20,7 +20,7 @@ from conformance.repository.clones import git
 from conformance.series.patches import PATCHES, checkout, commits, name_of, own_tests
 from conformance.series.stand_in import with_model
 from conformance.series.trees import FAIL_ON_STOCK, run_tests
-from conformance.stages.plugin import order
+from conformance.stages import order
 
 pytestmark = pytest.mark.patched_source
 # The most lines of code that a patch may add, without its tests: nobody reads more.

@@ -114,9 +114,10 @@ def test_prefixes(served: Served) -> None:
 
 @pytest.mark.asked("C3 server prefixes")
 def test_one_prompt_twice(served: Served) -> None:
-    """The second time the whole prompt is cached."""
+    """The second time the whole prompt is cached, and the third time the answer is streamed."""
     for time in ("first", "second", "third"):
-        served.check(f"the {time} time that the prompt is sent", f"{served.prompt(20)}total", NEXT)
+        prompt, streamed = f"{served.prompt(20)}total", time == "third"
+        served.check(f"the {time} time that the prompt is sent", prompt, NEXT, stream=streamed)
 
 
 @pytest.mark.asked("C4 server seeds")

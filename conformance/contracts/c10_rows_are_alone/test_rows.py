@@ -47,7 +47,7 @@ def rests_on(request: pytest.FixtureRequest, about: Callable[..., None]) -> None
     about(family, *(batched[name] for name in family.rests_on() if name in batched))
 
 
-@pytest.mark.asked("C10 rows", promised=True)
+@pytest.mark.asked("C10 rows")
 def test_rows(family: Family, adapter: Adapters) -> None:
     """Rows of different lengths that end one after the other, and of which the last one joins late."""
     compare(family)
@@ -55,7 +55,7 @@ def test_rows(family: Family, adapter: Adapters) -> None:
 
 
 @pytest.mark.contract("C5")
-@pytest.mark.asked("C5 processors of a row", promised=True)
+@pytest.mark.asked("C5 processors of a row")
 def test_processors_of_one_row(family: Family, adapter: Adapters) -> None:
     """The processors of a greedy row act on this row, and on no other."""
     compare(family, processors=(None, lambda: penalty, None))
