@@ -20,11 +20,12 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from conformance.architectures.chosen import asked
 from conformance.drafters import VOCAB, Scripted
-from conformance.oracle.compare import MOST, compare_tokens, within
+from conformance.oracle.compare import MOST
 from conformance.oracle.findings import WHOLE, broken
 from conformance.oracle.profiles import FULL
-from conformance.oracle.recorder import DRAFT, Recording, Task, gap, next_turn, plain, until_the_end
+from conformance.oracle.recorder import gap, next_turn
 from conformance.oracle.rows import FREE, Plain, Row, Rows, close, prompt_of
+from conformance.oracle.run import Run, compare_tokens, within
 from conformance.subjects.architectures import (
     CONFIGS,
     RESTORED,
@@ -43,8 +44,8 @@ from conformance.subjects.architectures import (
 pytestmark = pytest.mark.usefixtures("uncompiled")
 LONG = [(7 * i + 3) % VOCAB for i in range(21)]
 PROMPTS = {"short": [5, 9, 3], "past the window": LONG}
-# Enough for each depth of a draft to come up.
-TOKENS = 14
+# The longest draft, and enough tokens for each depth of it to come up.
+DRAFT, TOKENS = 4, 14
 
 
 def is_inexact(name: str) -> bool:
@@ -80,16 +81,17 @@ def test_the_end_of_a_block_can_be_dropped(name: str) -> None:
 )
 def test_parity(name: str, where: str) -> None:
     """The tokens, log probabilities and cache of plain decoding, at every depth of acceptance, in one pass a block."""
-    model, task = build(name), Task(tuple(PROMPTS[where]), TOKENS)
-    right, cache = plain(model, task), make_cache(model)
-    drafter, stats = Scripted([*task.prompt, *right.tokens], VOCAB), DraftStats()
+    model, prompt = build(name), PROMPTS[where]
+    plain, cache = Plain(model), make_cache(model)
+    right = plain.answer(tuple(prompt), TOKENS)
+    drafter, stats = Scripted(right.text, VOCAB), DraftStats()
     options = {"max_tokens": TOKENS, "prompt_cache": cache, "num_draft_tokens": DRAFT, "stats": stats, **WHOLE}
-    steps = speculative_generate_step(mx.array(task.prompt), model, draft_strategy=drafter, **options)
-    got = Recording(*until_the_end(task, steps), next_turn(model, cache, task.after))
+    got = Run().take(speculative_generate_step(mx.array(prompt), model, draft_strategy=drafter, **options))
     most = MOST if is_inexact(name) else 0.0
     compare_tokens(got, right, f"{name}, {where}: ", within(most))
     # The logits of the next turn have a larger scale.
-    if (off := gap(got.after, right.after)) > 16 * most:
+    after = plain.after(tuple(prompt), tuple(right.tokens))
+    if (off := gap(next_turn(model, cache), after)) > 16 * most:
         broken(f"{name}, {where}: the next turn is off by {off:.2g}")
     assert set(range(DRAFT)) <= set(drafter.depths), f"{name}: of the depths, only {set(drafter.depths)} came up"
     # One pass for the last token of the prompt, one for each cycle, and one at the end after a restore.

@@ -20,10 +20,9 @@ from conformance.adapters import Adapters
 from conformance.oracle.compare import check
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.profiles import FULL
-from conformance.oracle.recorder import fed
 from conformance.oracle.run import PROCESSORS, SAMPLERS, Case, N, decode_plain
 from conformance.plugin import note
-from conformance.subjects.decoded import WINDOW, Family, K, model_of
+from conformance.subjects.decoded import WINDOW, Family, K
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -127,8 +126,8 @@ def test_plain(family: Family, adapter: Adapters, request: pytest.FixtureRequest
     """A token takes one forward pass. The steps are noted, for a comparison with another tree bit for bit."""
     mx.reset_peak_memory()
     case = Case(family, length=family.prompts[-1], n=N)
-    with fed(model_of(family)) as shapes:
-        run = decode_plain(case)
+    run = decode_plain(case)
+    shapes = run.blocks
     note(request, "peak", mx.get_peak_memory())
     note(request, "forwards", len(shapes))
     steps = (f"{token}:{digest(row)}" for token, row in zip(run.tokens, run.rows, strict=True))

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from conformance.drafters import Head
 from conformance.oracle.findings import broken
-from conformance.oracle.run import N, Run
+from conformance.oracle.run import Case, N, Run
 from conformance.subjects.decoded import Family, model_of
 
 
@@ -22,20 +22,19 @@ def held(headed: Any, caches: list[Any]) -> tuple[list[int], list[float]]:
     return keys.astype(mx.int32).tolist(), values.tolist()
 
 
-def compare_head(got: Run) -> None:
+def compare_head(case: Case, got: Run) -> None:
     """A head holds the tokens that were kept and no other, and was shown the hidden state of each."""
     from mlx_lm.draft import HeadedModel
 
-    case = got.case
     # A quantized cache of keys and values shows other numbers.
     if got.drafts is None or case.family.options:
         return
     if not got.drafts.left:
         broken("the cache of the head never reaches the caller")
     # A draw that fails comes behind a token that was fed, as in plain decoding.
-    n = case.length + len(got.tokens) + (case.end == "failure")
-    text = [*case.prompt, *case.plain(N).tokens]
-    tokens, shown = held(HeadedModel(model_of(case.family), Head([])), [*got.caches, *got.drafts.left])
+    n = len(got.text) + (case.end == "failure")
+    text = case.plain(N).text
+    tokens, shown = held(HeadedModel(model_of(case.family), Head([])), [*got.cache, *got.drafts.left])
     if tokens != text[1:n]:
         broken(f"the head holds {len(tokens)} tokens that end with {tokens[-6:]}, instead of {n - 1}, {text[:n][-6:]}")
     right = digests(case.family, tuple(text), case.length, case.prefill)

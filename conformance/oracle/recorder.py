@@ -16,9 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from conformance.subjects.architectures import leaves
 
 # The number of prompt tokens that generate_step feeds at a time, and of rows that are compared at a time.
-PREFILL, ROWS = 2048, 32
-# The longest drafts of which the noise is measured.
-DRAFT = 4
+PREFILL, AT_ONCE = 2048, 32
 # The offset of each cache of a model, if it has one.
 Offsets = tuple[int | None, ...]
 
@@ -37,8 +35,8 @@ def gaps(a: Sequence[mx.array], b: Sequence[mx.array]) -> list[float]:
     if len(a) != len(b):
         raise ValueError(f"{len(a)} rows and {len(b)} rows")
     found: list[float] = []
-    for start in range(0, len(a), ROWS):
-        x, y = (mx.stack(list(rows[start : start + ROWS])).astype(mx.float32) for rows in (a, b))
+    for start in range(0, len(a), AT_ONCE):
+        x, y = (mx.stack(list(rows[start : start + AT_ONCE])).astype(mx.float32) for rows in (a, b))
         apart = mx.where(x == y, 0.0, mx.abs(x - y))
         found += mx.where(mx.isnan(apart), mx.inf, apart).reshape(len(x), -1).max(axis=-1).tolist()
     return found
@@ -58,8 +56,8 @@ def log_probabilities(logits: mx.array) -> mx.array:
 def best_of(rows: Sequence[mx.array]) -> list[int]:
     """The likeliest token of each row."""
     best: list[int] = []
-    for start in range(0, len(rows), ROWS):
-        best += mx.argmax(mx.stack(list(rows[start : start + ROWS])), axis=-1).tolist()
+    for start in range(0, len(rows), AT_ONCE):
+        best += mx.argmax(mx.stack(list(rows[start : start + AT_ONCE])), axis=-1).tolist()
     return best
 
 
@@ -193,13 +191,10 @@ def plain(model: Any, task: Task) -> Recording:
     return Recording(tokens, rows, next_turn(model, cache, task.after), offsets, last)
 
 
-def in_blocks(
-    model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int], *, snaps: bool = True
-) -> Iterator[Any]:
+def in_blocks(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> Iterator[Any]:
     """Feed the prompt as generation does, then known tokens in blocks, then the rest in single steps. Never trims.
 
-    Before a block there is a snapshot, as before each draft: windows then keep the order of single steps. Without
-    ``snaps`` they do not, as in a batch.
+    Before a block there is a snapshot, as before each draft: windows then keep the order of single steps.
 
     Yields the cache and the rows so far, before and after each block. If ``tokens`` is None, it stops before the last
     token of the prompt.
@@ -214,7 +209,7 @@ def in_blocks(
     lengths = chain(split, repeat(1))
     while done < len(fed):
         block = fed[done : done + next(lengths)]
-        for layer in cache if snaps and len(block) > 1 else ():
+        for layer in cache if len(block) > 1 else ():
             getattr(layer, "snap", list)()
         logits = model(mx.array([block]), cache=cache)[0]
         rows += list(log_probabilities(logits))
@@ -223,18 +218,12 @@ def in_blocks(
         yield cache, rows
 
 
-def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int], *, snaps: bool = True) -> Recording:
+def replay(model: Any, task: Task, tokens: Sequence[int], split: Iterable[int]) -> Recording:
     """Feed known tokens in blocks, without any rollback. Returns what such a run sees."""
     offsets, cache, rows = {}, [], []
-    for cache, rows in in_blocks(model, task, tokens, split, snaps=snaps):
+    for cache, rows in in_blocks(model, task, tokens, split):
         offsets[len(task.prompt) - 1 + len(rows)] = last = offsets_of(cache)
     return Recording(list(tokens), rows[: len(tokens)], next_turn(model, cache, task.after), offsets, last)
-
-
-def noises(model: Any, task: Task, reference: Recording, *, snaps: bool = True) -> Iterator[float]:
-    """The distance between blocks of each length and single steps, without any rollback, the longest blocks first."""
-    for length in range(DRAFT + 1, 1, -1):
-        yield gap(replay(model, task, reference.tokens, repeat(length), snaps=snaps).rows, reference.rows)
 
 
 def state_after(model: Any, task: Task, tokens: Sequence[int] | None, split: Iterable[int]) -> list[Any]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any, NoReturn
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.generate import BatchGenerator, generate_step, maybe_quantize_kv_cache
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.drafters import VOCAB, Partly
-from conformance.oracle.compare import compare_tokens
 from conformance.oracle.findings import broken
-from conformance.oracle.recorder import gap, next_turn
+from conformance.oracle.recorder import fed, gap, next_turn
+from conformance.oracle.run import Run, compare_tokens
 
 # A release has no costs, and batches without drafts are asked of any tree.
 try:
@@ -55,17 +55,6 @@ class Drawing:
         return mx.argmax(scores, axis=-1)
 
 
-class Watching:
-    """A logits processor that records the tokens it sees, and raises the logit of another token at each call."""
-
-    def __init__(self) -> None:
-        self.histories: list[list[int]] = []
-
-    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.histories.append(tokens.tolist())
-        return logits.at[:, 11 * len(self.histories) % VOCAB].add(2.0)
-
-
 class Broken(Exception):
     """The error that a part of a row raises."""
 
@@ -82,53 +71,49 @@ def breaking(function: Callable[..., Any], at: int) -> Callable[..., Any]:
     return called
 
 
-@dataclass
-class Alone:
-    """The answer of plain decoding to a prompt."""
-
-    tokens: list[int]
-    rows: list[mx.array]
-    # The number of tokens before the first near tie. Any way to compute them gives the same.
-    sure: int
-
-
 # Whether a distance of log probabilities is noise. Those of a next turn have a scale of 16, others one of 1.
 Near = Callable[["Row", float, int], bool]
 
 
-@dataclass
-class Row:
+@dataclass(eq=False, kw_only=True)
+class Row(Run):
     """A request to a batch, its answer alone, which may be longer, and what the batch gives it."""
 
-    prompt: Sequence[int]
     max_tokens: int
-    right: Alone
+    right: Run
     strategy: Any = None
     sampler: Any = None
     processors: Sequence[Any] = ()
     # The stop sequence.
     stop: Sequence[int] = ()
-    # A cache to start from, and the tokens that it holds.
-    cache: list[Any] | None = None
+    # The tokens that the cache holds, if it starts from one, and what takes checkpoints of it.
     held: Sequence[int] = ()
+    checkpoints: Any = None
     num_draft_tokens: int = DRAFT
     costs: Any = None
     # Whether a part of it raises that it cannot do without.
     may_fail: bool = False
-    # What drafting did, once it is inserted.
-    stats: Any = None
     about: str = ""
-    tokens: list[int] = field(default_factory=list)
-    rows: list[mx.array] = field(default_factory=list)
-    drafted: list[bool] = field(default_factory=list)
-    # The last response.
-    last: Any = None
+
+    @property
+    def given(self) -> list[int]:
+        return [*self.held, *self.prompt]
+
+    @property
+    def text(self) -> list[int]:
+        return [*self.given, *self.tokens]
+
+    @property
+    def found(self) -> int:
+        return len(self.held)
 
     def options(self) -> dict[str, Any]:
         """What a batch is told of it. A tree need not know what it does not ask for."""
         options: dict[str, Any] = {}
-        if self.cache is not None:
+        if self.cache:
             options |= {"caches": self.cache, "all_tokens": list(self.held)}
+        if self.checkpoints is not None:
+            options["checkpoints"] = self.checkpoints
         if self.sampler is not None:
             options["samplers"] = self.sampler
         if self.processors:
@@ -168,26 +153,18 @@ class Row:
                 return right[:n], "stop"
         return right, "length"
 
-    def take(self, response: Any) -> None:
-        if response.finish_reason is not None:
-            self.last = response
-        if response.finish_reason != "error":
-            self.tokens.append(int(response.token))
-            self.rows.append(response.logprobs)
-            self.drafted.append(getattr(response, "from_draft", False))
-
     def broken(self, what: str) -> NoReturn:
         broken(f"{self.about}: {what}")
 
     def check(self, near: Near) -> None:
         """It is the answer, as far as it came, and so is what its parts were shown."""
         (right, reason), n, last = self.answer(), len(self.tokens), self.last
-        so_far = Alone(right[:n], self.right.rows[:n], n)
+        so_far = Run(tokens=right[:n], rows=self.right.rows[:n])
         compare_tokens(self, so_far, f"{self.about}: ", lambda distance: near(self, distance, 1))
         if True in self.drafted and self.strategy is None:
             self.broken("it has no drafts, and a token is said to be from one")
         if last is not None and last.finish_reason != "error":
-            text = [*self.held, *self.prompt, *right]
+            text = [*self.given, *right]
             if n < len(right) or last.finish_reason != reason:
                 self.broken(f"it ends with {last.finish_reason!r} after {n} tokens, not {reason!r} after {len(right)}")
             if last.all_tokens != text:
@@ -200,7 +177,7 @@ class Row:
 
     def check_what_was_shown(self) -> None:
         """A strategy observed the tokens of the row, and a processor one more with each call."""
-        start, text = len(self.held) + len(self.prompt), [*self.held, *self.prompt, *self.right.tokens]
+        start, text = len(self.given), [*self.given, *self.right.tokens]
         seen = getattr(self.strategy, "seen", [])
         if seen != text[: len(seen)]:
             self.broken(f"its strategy observed {seen} instead of {text[: len(seen)]}")
@@ -215,21 +192,23 @@ class Row:
 class Plain:
     """What plain decoding of a model gives. Each answer is decoded once."""
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.answer, self.after = model, cache(self._answer), cache(self._after)
+    def __init__(self, model: Any, **options: Any) -> None:
+        self.model, self.options = model, options
+        self.answer, self.after = cache(self._answer), cache(self._after)
 
-    def _answer(self, prompt: tuple[int, ...], n: int, temperature: float = 0, processor: Any = None) -> Alone:
+    def _answer(self, prompt: tuple[int, ...], n: int, temperature: float = 0, processor: Any = None) -> Run:
         drawing = Drawing(temperature)
-        options = {"max_tokens": n, "sampler": drawing, "logits_processors": [processor()] if processor else None}
-        tokens, rows = zip(*generate_step(mx.array(prompt), self.model, **options), strict=True)
-        ties = (i for i, margin in enumerate(drawing.margins[:n]) if margin < NEAR_TIE)
-        return Alone(list(tokens), list(rows), next(ties, n))
+        options = {"sampler": drawing, "logits_processors": [processor()] if processor else None} | self.options
+        steps = generate_step(mx.array(prompt), self.model, max_tokens=n, **options)
+        return Run(list(prompt), margins=drawing.margins).take(steps)
 
     def _after(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[mx.array]:
         """The next turn on a cache that was fed a prompt and these tokens."""
         layers = make_prompt_cache(self.model)
         for block in filter(None, (prompt[:-1], prompt[-1:], *([token] for token in tokens))):
             self.model(mx.array([block]), cache=layers)
+            if "kv_bits" in self.options:
+                maybe_quantize_kv_cache(layers, **self.options)
         return next_turn(self.model, layers)
 
     def ask(
@@ -243,11 +222,11 @@ class Plain:
         **more: Any,
     ) -> Row:
         """A row of n tokens. A share of each draft is right; None means no drafts."""
-        text = [*held, *prompt]
-        right = self.answer(tuple(text), n, temperature, processor)
-        script = None if share is None else Partly([*text, *right.tokens], share)
-        sampler, processors = Drawing(temperature) if temperature else None, [processor()] if processor else []
-        return Row(prompt, n, right, script, sampler, processors, held=held, **more)
+        right = self.answer((*held, *prompt), n, temperature, processor)
+        row = Row(prompt=list(prompt), held=held, max_tokens=n, right=right, **more)
+        row.strategy = None if share is None else Partly(right.text, share)
+        row.sampler, row.processors = Drawing(temperature) if temperature else None, [processor()] if processor else []
+        return row
 
 
 def close(_: Row, distance: float, scale: int) -> bool:
@@ -261,29 +240,37 @@ class Rows:
         self.plain, self.near = plain, near
         self.generator = BatchGenerator(plain.model, **options)
         self.running: dict[int, Row] = {}
-        self.n_rows = 0
+        self.n_rows, self.blocks = 0, list[int]()
 
     def insert(self, *rows: Row) -> None:
         for row in rows:
-            (uid,) = self.generator.insert([list(row.prompt)], [row.max_tokens], **row.options())
+            # Only the series takes checkpoints, and that only with segments.
+            insert: Any = self.generator.insert if row.checkpoints is None else self.generator.insert_segments
+            prompt = row.prompt if row.checkpoints is None else [row.prompt]
+            (uid,) = insert([prompt], [row.max_tokens], **row.options())
             drafts = "no drafts" if row.strategy is None else f"drafts of {row.num_draft_tokens}"
-            row.about = f"row {self.n_rows}, with a prompt of {len(row.prompt)} tokens and {drafts}"
-            self.running[uid] = row
+            row.about = row.about or f"row {self.n_rows}, with a prompt of {len(row.prompt)} tokens and {drafts}"
+            self.running[uid], row.blocks = row, self.blocks
             self.n_rows += 1
 
     def step(self, n: int = 1) -> list[Row]:
         """Returns the rows that came to their end."""
         ended = []
-        for response in (one for _ in range(n) for one in self.generator.next()[1]):
-            row = self.running[response.uid]
-            row.take(response)
-            if row.last is None:
-                continue
-            del self.running[response.uid]
-            row.check(self.near)
-            if response.finish_reason != "error":
-                self.check_cache(row, row.last.prompt_cache, [*row.held, *row.prompt], row.tokens)
-                ended.append(row)
+        for _ in range(n):
+            with fed(self.plain.model) as blocks:
+                responses = self.generator.next()[1]
+            self.blocks += blocks
+            for response in responses:
+                row = self.running[response.uid]
+                row.take([response])
+                if row.last is None:
+                    continue
+                del self.running[response.uid]
+                row.check(self.near)
+                if response.finish_reason != "error":
+                    row.cache = response.prompt_cache
+                    self.check_cache(row, row.cache, row.given, row.tokens)
+                    ended.append(row)
         return ended
 
     def check_cache(self, row: Row, layers: list[Any], prompt: Sequence[int], tokens: Sequence[int]) -> None:
@@ -303,10 +290,10 @@ class Rows:
         row.check(self.near)
         if how == "drop":
             return []
-        (layers, tokens), given = found[uid], [*row.held, *row.prompt, *row.tokens]
+        layers, tokens = found[uid]
         # While the prompt is read, it is a part of that.
-        if list(tokens) != (given if row.tokens else given[: len(tokens)]):
-            row.broken(f"its cache is said to hold {list(tokens)} instead of {given}")
+        if list(tokens) != (row.text if row.tokens else row.text[: len(tokens)]):
+            row.broken(f"its cache is said to hold {list(tokens)} instead of {row.text}")
         self.check_cache(row, layers, tokens, ())
         return [(layers, list(tokens))]
 

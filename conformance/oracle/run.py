@@ -1,13 +1,14 @@
-"""One decode, plain or drafted: all that is seen of it, and where it differs from plain decoding."""
+"""A decode, and all that is seen of it: of a case plain or drafted, and of whatever else gives steps or responses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cache, partial
 from itertools import count, islice
+from operator import ge
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -20,7 +21,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from conformance import first_line
 from conformance.adapters import DRAFT_MODELS, Adapters, Drafts
 from conformance.oracle.findings import REFUSAL, WHOLE, broken, not_offered, refused
-from conformance.oracle.recorder import fed
+from conformance.oracle.recorder import fed, gaps
 from conformance.subjects.decoded import VOCAB, Family, model_of, prompt_of
 
 # The tokens of a whole answer, and the seed of every decode.
@@ -43,14 +44,16 @@ def penalty(tokens: mx.array, logits: mx.array) -> mx.array:
 
 
 class Shifting:
-    """Raises another token at each third call. An extra call or a wrong order changes all later tokens."""
+    """Notes what it is shown, and raises another token at each third call. So an extra call or a wrong order changes
+    all later tokens."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.histories: list[list[int]] = []
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.calls += 1
-        return logits if self.calls % 3 else logits.at[:, 11 * self.calls % VOCAB].add(12.0)
+        self.histories.append(tokens.tolist())
+        calls = len(self.histories)
+        return logits if calls % 3 else logits.at[:, 11 * calls % VOCAB].add(12.0)
 
 
 class Remembering:
@@ -132,16 +135,23 @@ class Case:
 
     def __str__(self) -> str:
         """What is not as usual, as the id of a test has it."""
-        told = [self.family.name, self.drafter]
+        parts = [self.family.name, self.drafter]
         for one in fields(self)[2:]:
             if (value := getattr(self, one.name)) != one.default:
-                told.append(f"{one.name} {value}" if one.name != "gated" else one.name)
-        return "-".join(told)
+                parts.append(f"{one.name} {value}" if one.name != "gated" else one.name)
+        return "-".join(parts)
 
-    def plain(self, n: int | None = None) -> Run:
+    def undrafted(self, n: int | None = None) -> Case:
         """The plain decode of as many tokens, or of n."""
         end = "failure" if self.end == "failure" and n is None else "limit"
-        return _plain(replace(self, drafter="", end=end, n=self.n if n is None else n, gated=False))
+        return replace(self, drafter="", end=end, n=self.n if n is None else n, gated=False)
+
+    def plain(self, n: int | None = None) -> Run:
+        return _plain(self.undrafted(n))
+
+    def plain_turn(self) -> Run:
+        """The turn that follows, on a copy of the caches that plain decoding leaves."""
+        return _plain_turn(self.undrafted())
 
 
 class Stop(Exception):
@@ -150,91 +160,144 @@ class Stop(Exception):
 
 @dataclass(eq=False)
 class Run:
-    """A decode and what was seen of it."""
+    """A decode, or a row of a batch: the cache that it begins with and leaves, and what is seen of it."""
 
-    case: Case
-    caches: list[Any]
+    prompt: list[int] = field(default_factory=list)
+    cache: list[Any] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    # The log probabilities of each token, and whether it is said to be drafted.
     rows: list[Any] = field(default_factory=list)
-    flags: list[bool] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    # The last response, if it is one of responses, and what drafting says of itself.
+    last: Any = None
+    stats: Any = None
+    # The lead of each token that was drawn over the second-best one, if the sampler notes it.
+    margins: list[float] = field(default_factory=list)
+    # The lengths of the forward passes of the model.
+    blocks: list[int] = field(default_factory=list)
     # What a processor is shown, twice for each token: before and after the other processors.
     histories: list[tuple[list[int], Any]] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
-    # What is told of the prompt.
+    # What is reported of the prompt.
     progress: list[tuple[int, ...]] = field(default_factory=list)
-    # The lengths of the forward passes of the model.
-    blocks: list[int] = field(default_factory=list)
     # The state of random numbers at the end.
     random: list[Any] = field(default_factory=list)
-    stats: Any = None
     drafts: Drafts | None = None
-    # A stream that is still open at its last response, and why it ended.
-    open: Any = None
-    reason: str | None = None
+    stream: Any = None
 
-    @cached_property
-    def sampler(self) -> Callable[[mx.array], mx.array]:
-        made: Callable[[mx.array], mx.array] = make_sampler(**SAMPLERS.get(self.case.sampler, {}))
-        return made
+    @property
+    def text(self) -> list[int]:
+        return [*self.prompt, *self.tokens]
 
-    def process(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.histories.append((tokens.tolist(), tokens.dtype))
-        return logits
+    def take(self, steps: Iterable[Any]) -> Run:
+        """Steps of a loop, or responses up to the last one."""
+        for step in steps:
+            self.stats = getattr(step, "draft", None) or self.stats
+            reason = getattr(step, "finish_reason", None)
+            if reason != "error":
+                token, logprobs, *drafted = step if isinstance(step, tuple) else (step.token, step.logprobs)
+                self.tokens.append(int(token))
+                self.rows.append(logprobs)
+                self.drafted.append(any(drafted) or getattr(step, "from_draft", False))
+            if reason is not None:
+                self.last = step
+                break
+        return self
 
-    def sample(self, logprobs: mx.array) -> mx.array:
-        token = self.sampler(logprobs)
-        self.draws += token.tolist()
-        return token
+    def note_progress(self, *progress: int) -> None:
+        self.progress.append(progress)
 
-    def options(self) -> dict[str, Any]:
-        """The arguments of generate_step, without max_tokens."""
-        case, found = self.case, dict[str, Any](self.case.family.options)
-        found["prompt_cache"] = self.caches
+    def watch(self, case: Case) -> dict[str, Any]:
+        """The arguments of generate_step for a case, without max_tokens, that show what its parts are shown."""
+
+        def process(tokens: mx.array, logits: mx.array) -> mx.array:
+            self.histories.append((tokens.tolist(), tokens.dtype))
+            return logits
+
+        def sample(logprobs: mx.array) -> mx.array:
+            token: mx.array = sampler(logprobs)
+            self.draws += token.tolist()
+            return token
+
+        calls = count(1)
+
+        def fail(_: mx.array, logits: mx.array) -> mx.array:
+            if next(calls) == case.n:
+                raise Stop
+            return logits
+
+        found = {**case.family.options, "prompt_cache": self.cache}
         if case.prefill != 2048:
             found["prefill_step_size"] = case.prefill
         if case.sampler:
-            found["sampler"] = self.sample
+            sampler, found["sampler"] = make_sampler(**SAMPLERS[case.sampler]), sample
         if case.processors or case.sampler:
             made = (PROCESSORS | FORMS)[case.processors]() if case.processors else []
             # First and last: it sees the raw logits of a row, then the output of all processors.
-            found["logits_processors"] = [self.process, *made, self.process]
+            found["logits_processors"] = [process, *made, process]
         if case.end == "failure":
-            calls = count(1)
-
-            def fail(_: mx.array, logits: mx.array) -> mx.array:
-                if next(calls) == case.n:
-                    raise Stop
-                return logits
-
             found["logits_processors"] = [fail]
         return found
 
-    def take(self, steps: Iterable[Any]) -> None:
-        for token, logprobs, *drafted in steps:
-            self.tokens.append(int(token))
-            self.rows.append(logprobs)
-            self.flags.append(bool(drafted and drafted[0]))
+    def decode(self, case: Case, start: Callable[..., Any]) -> Run:
+        """Decode n tokens with what ``start`` makes, and end as the case says."""
+        end, n = case.end, case.n
+        eos = case.plain().tokens[-1:] if end == "end token" else []
+        mx.random.seed(SEED)
+        with fed(model_of(case.family)) as self.blocks:
+            if end in OF_A_STREAM:
+                steps = start(tokenizer(*eos), max_tokens=n if end == "stream's limit" else N)
+            else:
+                steps = start(max_tokens={"limit": n, "failure": N, "close without a limit": -1}.get(end, 2 * N))
+            with pytest.raises(Stop) if end == "failure" else nullcontext():
+                self.take(steps if end in TO_THE_END else islice(steps, n))
+            if end == "throw":
+                with pytest.raises(Stop):
+                    steps.throw(Stop())
+            if "close" in end:
+                steps.close()
+            # What a stream leaves is compared while it is open. A loop that its consumer forgets is closed.
+            self.stream = steps if end in OF_A_STREAM else None
+            del steps
+        self.random = [part.tolist() for part in mx.random.state]
+        return self
 
-    def take_responses(self, responses: Iterable[Any]) -> None:
-        """Until the response with a finish reason, while the generator is open."""
-        self.open = responses
-        for response in responses:
-            self.take([(response.token, response.logprobs, response.from_draft)])
-            self.stats, self.reason = getattr(response, "draft", None) or self.stats, response.finish_reason
-            if self.reason is not None:
-                break
 
-    def told(self, *progress: int) -> None:
-        self.progress.append(progress)
+def within(limit: float) -> Callable[[float], bool]:
+    return partial(ge, limit)
+
+
+def differ_at(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """The first place where one is not the other."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def compare_tokens(got: Run, right: Run, about: str, is_near: Callable[[float], bool]) -> None:
+    """C4: the tokens, and the log probabilities of those that have some."""
+    a, b = got.tokens, right.tokens
+    if a != b:
+        at = differ_at(a, b)
+        broken(f"{about}tokens {a[: at + 1][-4:]} instead of {b[: at + 1][-4:]}, at token {at}")
+    given = [i for i, row in enumerate(got.rows) if row is not None]
+    for i, off in zip(given, gaps([got.rows[i] for i in given], [right.rows[i] for i in given]), strict=True):
+        if not is_near(off):
+            broken(f"{about}the log probabilities of token {i} are off by {off:.2g}")
+
+
+# The ways to end a stream after n tokens, and the reason that its last response names.
+OF_A_STREAM = {"stream's limit": "length", "end token": "stop", "stream's close": None}
+# Those with which a loop ends by itself.
+TO_THE_END = ("limit", "failure", "stream's limit", "end token")
+
+
+def tokenizer(*eos: int) -> Any:
+    return MagicMock(spec=TokenizerWrapper, eos_token_ids=set(eos), detokenizer=MagicMock(last_segment=""))
 
 
 def decode_plain(case: Case) -> Run:
-    run, prompt = Run(case, case.family.caches()), mx.array(case.prompt)
-    options = run.options() | {"max_tokens": case.n, "prompt_progress_callback": run.told}
-    mx.random.seed(SEED)
-    with suppress(Stop):
-        run.take(generate_step(prompt, model_of(case.family), **options))
-    run.random = [part.tolist() for part in mx.random.state]
+    run = Run(case.prompt, case.family.caches())
+    options = run.watch(case) | {"prompt_progress_callback": run.note_progress}
+    run.decode(case, partial(generate_step, mx.array(run.prompt), model_of(case.family), **options))
     mx.eval(run.rows)
     return run
 
@@ -242,61 +305,26 @@ def decode_plain(case: Case) -> Run:
 _plain = cache(decode_plain)
 
 
-# The ways to end a stream after n tokens, and the reason that its last response names.
-OF_A_STREAM = {"stream's limit": "length", "end token": "stop", "stream's close": None}
-
-
-def tokenizer(*eos: int) -> Any:
-    return MagicMock(spec=TokenizerWrapper, eos_token_ids=set(eos), detokenizer=MagicMock(last_segment=""))
-
-
-def decode(run: Run, start: Callable[..., Any]) -> None:
-    """Decode n tokens with what ``start`` makes, and end as the case says."""
-    end, n = run.case.end, run.case.n
-    if end in OF_A_STREAM:
-        ends = run.case.plain().tokens[-1:] if end == "end token" else []
-        steps = start(tokenizer(*ends), max_tokens=n if end == "stream's limit" else N)
-        run.take_responses(islice(steps, n) if end == "stream's close" else steps)
-    else:
-        steps = start(max_tokens={"limit": n, "failure": N, "close without a limit": -1}.get(end, 2 * N))
-        with pytest.raises(Stop) if end == "failure" else nullcontext():
-            run.take(steps if end in ("limit", "failure") else islice(steps, n))
-    if end == "throw":
-        with pytest.raises(Stop):
-            steps.throw(Stop())
-    if "close" in end:
-        steps.close()
-
-
 def drafted(case: Case, adapter: Adapters, strict: bool = False) -> Run:
     """A drafted decode. Where the tree is the series (``strict``), with its statistics and with the gate."""
-    run = Run(case, case.family.caches())
-    options = run.options()
+    run, model = Run(case.prompt, case.family.caches()), model_of(case.family)
+    options = run.watch(case)
     if lacking := sorted(set(options) - adapter.options(case.drafter)):
         not_offered(f"the adapter's decode takes no {', '.join(lacking)}")
     if strict:
-        options |= series_options(case) | {"prompt_progress_callback": run.told}
+        options |= series_options(case) | {"prompt_progress_callback": run.note_progress}
         run.stats = options.get("stats")
     # Longer than what is decoded, so that there are drafts where it ends.
-    run.drafts = drafts = Drafts(case.drafter, [*case.prompt, *case.plain(N).tokens])
-    model = model_of(case.family)
-    door: Callable[..., Any] = adapter.stream if case.end in OF_A_STREAM else adapter.decode
+    run.drafts = Drafts(case.drafter, case.plain(N).text)
     # A draft model is made before anything is drawn.
-    drafts.draft_model(model)
-    mx.random.seed(SEED)
-
-    def start(*more: Any, **ends: Any) -> Any:
-        return door(model, case.prompt, drafts, *more, **options, **ends)
-
+    run.drafts.draft_model(model)
+    door: Callable[..., Any] = adapter.stream if case.end in OF_A_STREAM else adapter.decode
     try:
-        with fed(model) as run.blocks:
-            decode(run, start)
+        return run.decode(case, lambda *more, **ends: door(model, run.prompt, run.drafts, *more, **options, **ends))
     except Exception as error:
         if isinstance(error, REFUSAL) and not run.tokens:
             refused(error)
         broken(f"after {len(run.tokens)} tokens it raises {first_line(error)}")
-    run.random = [part.tolist() for part in mx.random.state]
-    return run
 
 
 def series_options(case: Case) -> dict[str, Any]:
@@ -313,19 +341,16 @@ def series_options(case: Case) -> dict[str, Any]:
     return found
 
 
-def second_turn(case: Case, caches: list[Any], adapter: Adapters | None, drafts: Drafts | None) -> Run:
+def second_turn(case: Case, caches: list[Any], adapter: Adapters | None = None, drafts: Drafts | None = None) -> Run:
     """Six tokens after a prompt on these caches, plain or with the drafts of a first turn and what they left."""
     prompt, options = case.next_prompt, {**case.family.options, "prompt_cache": caches, "max_tokens": 6}
-    run, model = Run(case, caches), model_of(case.family)
+    model = model_of(case.family)
     mx.random.seed(SEED)
     if adapter is None or drafts is None:
-        run.take(generate_step(mx.array(prompt), model, **options))
-    else:
-        run.take(adapter.decode(model, prompt, drafts, **options))
-    return run
+        return Run().take(generate_step(mx.array(prompt), model, **options))
+    return Run().take(adapter.decode(model, prompt, drafts, **options))
 
 
 @cache
-def right_turn(case: Case) -> Run:
-    """The second turn on a copy of the caches that plain decoding leaves."""
-    return second_turn(case, deepcopy(case.plain().caches), None, None)
+def _plain_turn(case: Case) -> Run:
+    return second_turn(case, deepcopy(case.plain().cache))

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain, pairwise, takewhile
-from typing import Any, NoReturn
+from itertools import pairwise, takewhile
+from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-from mlx_lm.draft import DraftStats, Planner
 from mlx_lm.draft.model import vocab_size_of
-from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
+from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.prefixes import Checkpoints, checkpoint_nbytes
 
 from conformance.drafters import VOCAB, Partly
-from conformance.oracle.findings import WHOLE, broken
+from conformance.oracle.findings import WHOLE
 from conformance.oracle.recorder import fed, gap
-from conformance.oracle.rows import CLOSE, FREE
+from conformance.oracle.rows import CLOSE, FREE, Plain, Row, Rows
+from conformance.oracle.run import Run, compare_tokens, within
 from conformance.subjects.architectures import make_cache
 from conformance.subjects.decoded import K
 
@@ -45,159 +43,123 @@ def ends(length: int, found: int = 0) -> set[int]:
     return {*range(found + FED, length - 1, FED), length - 1}
 
 
-@dataclass
-class Answer:
-    prompt: Sequence[int]
-    cache: list[Any]
-    # How many tokens the cache held before.
-    found: int
-    taken: Checkpoints
-    tokens: list[int] = field(default_factory=list)
-    rows: list[mx.array] = field(default_factory=list)
-    # The lengths of what was fed at once.
-    blocks: list[int] = field(default_factory=list)
-
-    @property
-    def text(self) -> list[int]:
-        return [*self.prompt, *self.tokens]
-
-
 class Session:
     """Prompts to a model, each of which may begin like an earlier one."""
 
     def __init__(self, name: str, model: Any, rounding: float = 0.0) -> None:
         # Elsewhere a kernel may sum any part of a prompt in another order.
         self.rounding = rounding if mx.default_device() == mx.cpu else CLOSE
-        self.name, self.model = name, model
+        self.name, self.model, self.plain = name, model, Plain(model, prefill_step_size=FED)
         self.stored = LRUPromptCache(99, max_checkpoints=64)
         # Texts that were read and answered, and the places that a prompt can go back to.
         self.known: list[tuple[list[int], set[int]]] = []
-        self.cold = cache(self._cold)
         # These are found with a pass that is never computed, and not counted.
         vocab_size_of(model)
         self.is_trimmed = checkpoint_nbytes(model) == 0
         self.stored.n_own["model"] = len(make_cache(model))
 
-    def _cold(self, prompt: tuple[int, ...], n: int) -> Answer:
+    def cold(self, prompt: Sequence[int], n: int = ANSWER) -> Run:
         """The answer from nothing."""
-        return self.alone(Answer(prompt, make_cache(self.model), 0, Checkpoints()), None, n)
+        return self.plain.answer(tuple(prompt), n)
 
-    def begin(self, prompt: Sequence[int]) -> Iterator[Answer]:
+    def row(self, prompt: Sequence[int], found: int, cache: list[Any], n: int, most: int = 0) -> Row:
+        row = self.plain.ask(prompt[found:], n, held=prompt[:found], cache=cache, num_draft_tokens=K)
+        row.checkpoints = Checkpoints(most, len(prompt), found, PLACES)
+        row.about = f"{self.name}, a prompt of {len(prompt)} tokens that goes on from {found}"
+        return row
+
+    def begin(self, prompt: Sequence[int], n: int = ANSWER) -> Iterator[Row]:
         """What is found of a prompt, to be answered without checkpoints, and with them."""
         for most in (0, MOST):
             cache, rest = self.stored.fetch_nearest_cache("model", list(prompt))
-            n = len(prompt) - len(rest)
-            yield Answer(prompt, cache or make_cache(self.model), n, Checkpoints(most, len(prompt), n, PLACES))
+            yield self.row(prompt, len(prompt) - len(rest), cache or [], n, most)
 
-    def alone(self, one: Answer, drafts: Drafts | None, n: int) -> Answer:
-        step, options = generate_step, {"prompt_cache": one.cache, "checkpoints": one.taken}
+    def alone(self, row: Row, drafts: Drafts | None = None) -> Row:
+        step, options = generate_step, dict[str, Any]()
         if drafts is not None:
-            step, more = speculative_generate_step, drafts(self.cold(tuple(one.prompt), ANSWER).text)
-            getattr(more.get("draft_strategy"), "seen", []).extend(one.prompt[: one.found])
-            options |= more
-        rest = mx.array(one.prompt[one.found :])
-        with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as one.blocks:
-            for token, logprobs, *_ in step(rest, self.model, max_tokens=n, prefill_step_size=FED, **options):
-                one.tokens.append(int(token))
-                one.rows.append(logprobs)
-        return one
+            step, options = speculative_generate_step, drafts(self.cold(row.given).text)
+            getattr(options.get("draft_strategy"), "seen", []).extend(row.held)
+        row.cache = row.cache or make_cache(self.model)
+        options |= {"prompt_cache": row.cache, "checkpoints": row.checkpoints, "prefill_step_size": FED}
+        with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as row.blocks:
+            row.take(step(mx.array(row.prompt), self.model, max_tokens=row.max_tokens, **options))
+        return row
 
-    def beside(self, rows: list[Answer], drafts: Sequence[Drafts | None]) -> list[Answer]:
+    def beside(self, rows: Sequence[Row], drafts: Sequence[Drafts | None]) -> Sequence[Row]:
         """The same in one batch."""
-        batch = BatchGenerator(self.model, max_tokens=ANSWER, prefill_step_size=FED, draft_costs=FREE)
-        texts = [self.cold(tuple(one.prompt), ANSWER).text for one in rows]
-        made = [make and make(text)["draft_strategy"] for make, text in zip(drafts, texts, strict=True)]
-        options = {
-            "planners": [one and Planner(one, K, DraftStats()) for one in made],
-            "checkpoints": [one.taken for one in rows],
-            "caches": [one.cache if one.found else None for one in rows],
-            "all_tokens": [list(one.prompt[: one.found]) for one in rows],
-        }
-        with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as blocks:
-            uids = batch.insert_segments([[list(one.prompt[one.found :])] for one in rows], **options)
-            of = dict(zip(uids, rows, strict=True))
-            for response in chain.from_iterable(iter(batch.next_generated, [])):
-                one = of[response.uid]
-                one.tokens.append(response.token)
-                one.rows.append(response.logprobs)
-                one.cache = response.prompt_cache or one.cache
-        for one in rows:
-            one.blocks = blocks
+        batch = Rows(self.plain, prefill_step_size=FED, draft_costs=FREE)
+        for row, make in zip(rows, drafts, strict=True):
+            row.strategy = make and make(row.right.text)["draft_strategy"]
+        with patch.object(Checkpoints, "STEP", STEP):
+            batch.insert(*rows)
+            batch.finish()
         return rows
 
-    def ask(self, prompt: Sequence[int], drafts: Drafts | None = None, n: int = ANSWER, keep: bool = True) -> Answer:
-        """The answer to a prompt, twice from the same cache: taking checkpoints changes no bit."""
-        without, taken = (self.alone(one, drafts, n) for one in self.begin(prompt))
+    def ask(self, prompt: Sequence[int], drafts: Drafts | None = None, n: int = ANSWER, keep: bool = True) -> Row:
+        """The answer to a prompt, twice from the same cache."""
+        without, taken = (self.alone(row, drafts) for row in self.begin(prompt, n))
+        self.check_found(taken)
         # What it goes on from was fed in other parts. Drafts from nothing are no question of prefixes.
-        bound = 0 if taken.found in ends(len(PROMPT)) else self.rounding
-        right = self.cold(tuple(prompt), n)
-        self.check(without, taken, right, CLOSE if drafts and not taken.found else bound, self.in_parts)
-        if drafts is None and (n_fed := sum(taken.blocks)) != (least := sum(right.blocks) - taken.found):
-            self.say(taken, f"feeds {n_fed} tokens instead of {least}")
+        bound = CLOSE if drafts and not taken.held else 0 if taken.found in ends(len(PROMPT)) else self.rounding
+        right = taken.right
+        if taken.tokens == right.tokens and gap(taken.rows, right.rows) > bound:
+            right = self.in_parts(taken)
+        compare_tokens(taken, right, f"{taken.about}: ", within(bound))
+        if drafts is None and (n_fed := sum(taken.blocks)) != (least := len(taken.prompt) + n):
+            taken.broken(f"feeds {n_fed} tokens instead of {least}")
+        self.check_checkpoints(without, taken)
         if keep:
             self.keep(taken)
         return taken
 
-    def ask_together(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Drafts | None]) -> list[Answer]:
-        both = [self.beside(list(rows), drafts) for rows in zip(*map(self.begin, prompts), strict=True)]
-        for without, taken in zip(*both, strict=True):
-            self.check(without, taken, self.cold(tuple(taken.prompt), ANSWER), CLOSE)
-            self.keep(taken)
-        return both[1]
+    def ask_together(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Drafts | None]) -> Sequence[Row]:
+        without, taken = (self.beside(rows, drafts) for rows in zip(*map(self.begin, prompts), strict=True))
+        for row in taken:
+            self.check_found(row)
+        for rows in zip(without, taken, strict=True):
+            self.check_checkpoints(*rows)
+            self.keep(rows[1])
+        return taken
 
-    def check(self, without: Answer, taken: Answer, right: Answer, bound: float, other: Any = None) -> None:
-        """The tokens and log probabilities from nothing, and checkpoints where they should be."""
-        self.check_found(taken)
-        if taken.tokens != right.tokens:
-            self.say(taken, f"answers {taken.tokens} instead of {right.tokens}")
-        off = gap(taken.rows, right.rows)
-        if off > bound and other:
-            off = gap(taken.rows, other(taken.prompt, taken.found, len(right.tokens)).rows)
-        if off > bound:
-            self.say(taken, f"its log probabilities are off by {off:.2g}")
-        if (taken.tokens, taken.blocks) != (without.tokens, without.blocks) or gap(taken.rows, without.rows):
-            self.say(taken, "another answer from the same cache, without checkpoints, differs")
-        self.check_places(taken)
-
-    def check_found(self, one: Answer) -> None:
+    def check_found(self, row: Row) -> None:
         """It goes on from the last place in what is known of it. A cache that can be trimmed gives more."""
         most = least = 0
         for text, places in self.known:
             # The last token of a prompt is fed in any case.
-            shared = takewhile(lambda pair: pair[0] == pair[1], zip(one.prompt[:-1], text, strict=False))
+            shared = takewhile(lambda pair: pair[0] == pair[1], zip(row.given[:-1], text, strict=False))
             n = len([*shared])
             most, least = max(most, n), max(least, *(place for place in places if place <= n), 0)
-        if not (most if self.is_trimmed else least) <= one.found <= most:
-            self.say(one, f"{most} are known, and the last place before that is {least}")
+        if not (most if self.is_trimmed else least) <= row.found <= most:
+            row.broken(f"{most} are known, and the last place before that is {least}")
 
-    def check_places(self, one: Answer) -> None:
-        """The places of checkpoints. In the answer a block of a draft may go beyond the step."""
-        length, places = len(one.prompt), sorted(one.taken.taken)
-        right = ends(length, one.found) | (set() if self.name in ENDS_ONLY or self.is_trimmed else set(PLACES))
-        wanted, got = (sorted(n for n in ns if one.found < n < length) for ns in (right, places))
+    def check_checkpoints(self, without: Row, taken: Row) -> None:
+        """They change no bit, and are at their places. In the answer a block of a draft may go beyond the step."""
+        if (taken.tokens, taken.blocks) != (without.tokens, without.blocks) or gap(taken.rows, without.rows):
+            taken.broken("another answer from the same cache, without checkpoints, differs")
+        length, places = len(taken.given), sorted(taken.checkpoints.taken)
+        right = ends(length, taken.found) | (set() if self.name in ENDS_ONLY or self.is_trimmed else set(PLACES))
+        wanted, got = (sorted(n for n in ns if taken.found < n < length) for ns in (right, places))
         if got != wanted:
-            self.say(one, f"has checkpoints at {got} instead of {wanted}")
-        behind = [*(n for n in places if n >= length - 1), length + len(one.tokens)]
+            taken.broken(f"has checkpoints at {got} instead of {wanted}")
+        behind = [*(n for n in places if n >= length - 1), len(taken.text)]
         longest = max((b - a for a, b in pairwise(behind)), default=0)
         if longest > STEP + ENDS_ONLY.get(self.name, K):
-            self.say(one, f"feeds {longest} tokens of the answer without a checkpoint: {behind}")
+            taken.broken(f"feeds {longest} tokens of the answer without a checkpoint: {behind}")
 
-    def in_parts(self, prompt: Sequence[int], found: int, n: int) -> Answer:
+    def in_parts(self, row: Row) -> Row:
         """From nothing, what is found in the parts in which the first prompt and its answer were fed."""
-        cache, length = make_cache(self.model), len(PROMPT)
+        cache, length, found = make_cache(self.model), len(PROMPT), row.found
         for a, b in pairwise(sorted({0, *(m for m in (*ends(length), *range(length, found)) if m < found), found})):
-            self.model(mx.array([prompt[a:b]]), cache=cache)
+            self.model(mx.array([row.held[a:b]]), cache=cache)
             mx.eval([c.state for c in cache])
-        return self.alone(Answer(prompt, cache, found, Checkpoints(0, len(prompt), found)), None, n)
+        return self.alone(self.row(row.given, found, cache, row.max_tokens))
 
-    def say(self, one: Answer, what: str) -> NoReturn:
-        broken(f"{self.name}, a prompt of {len(one.prompt)} tokens that goes on from {one.found}: {what}")
+    def keep(self, row: Row) -> None:
+        taken = dict(row.checkpoints.taken)
+        self.known.append((row.text, {*taken, len(row.text)}))
+        self.stored.insert_cache("model", row.text, deepcopy(row.cache), checkpoints=taken)
 
-    def keep(self, one: Answer) -> None:
-        self.known.append((one.text, {*one.taken.taken, len(one.text)}))
-        self.stored.insert_cache("model", one.text, deepcopy(one.cache), checkpoints=dict(one.taken.taken))
-
-    def ask_edits(self, text: Sequence[int], places: Iterable[int], drafts: Drafts | None = None) -> list[Answer]:
+    def ask_edits(self, text: Sequence[int], places: Iterable[int], drafts: Drafts | None = None) -> list[Row]:
         """Two tokens of the answers to the first tokens of a text and one to three others."""
         edited = ([*text[:n], (text[n] + 1) % VOCAB, *[7, 9][: n % 3]] for n in places)
         return [self.ask(prompt, drafts, 2, keep=False) for prompt in edited]

@@ -94,7 +94,7 @@ def greedy(text: Text, n_max: int) -> list[Text]:
     return [text[n:]]
 
 
-class Row(NamedTuple):
+class Maker(NamedTuple):
     """What makes a strategy, from a reference or without one, and which drafts are right: None for any known tokens."""
 
     make: Callable[[Any], Any]
@@ -121,15 +121,15 @@ def part(name: str) -> Callable[[Any], Any]:
 
 
 # By draft type, or by class.
-ROWS = {
-    "auto": Row(typed("auto"), None),
-    "edit": Row(typed("edit"), None),
-    "suffix": Row(typed("suffix"), longest),
-    "ngram-simple": Row(typed("ngram-simple", ngram_size=NGRAM), latest),
-    "ngram-mod": Row(typed("ngram-mod", ngram_size=NGRAM), remembered, takes_reference=False),
-    "Corrected": Row(part("Corrected"), longest),
-    "Best": Row(part("Best"), longest),
-    "ModelDraftStrategy": Row(lambda _: ModelDraftStrategy(OfAllTokens(), [KVCache()], 4), greedy, False),
+STRATEGIES = {
+    "auto": Maker(typed("auto"), None),
+    "edit": Maker(typed("edit"), None),
+    "suffix": Maker(typed("suffix"), longest),
+    "ngram-simple": Maker(typed("ngram-simple", ngram_size=NGRAM), latest),
+    "ngram-mod": Maker(typed("ngram-mod", ngram_size=NGRAM), remembered, takes_reference=False),
+    "Corrected": Maker(part("Corrected"), longest),
+    "Best": Maker(part("Best"), longest),
+    "ModelDraftStrategy": Maker(lambda _: ModelDraftStrategy(OfAllTokens(), [KVCache()], 4), greedy, False),
 }
 
 
@@ -141,10 +141,17 @@ def test_every_strategy_has_a_row() -> None:
     classes: set[Any] = {one for module in modules for one in vars(module).values() if inspect.isclass(one)}
     found = {one for one in classes if all(hasattr(one, name) for name in ("observe", "propose", "accept"))}
     found = {one for one in found if list(inspect.signature(one.propose).parameters) == ["self", "n_max"]}
-    found -= {DraftStrategy, HeadDraftStrategy, MemoryStrategy, *(type(row.make(None)) for row in ROWS.values())}
-    missing = {f"{one.__module__}.{one.__name__}" for one in found} | {*DRAFT_TYPES} - ROWS.keys()
+    found -= {
+        DraftStrategy,
+        HeadDraftStrategy,
+        MemoryStrategy,
+        *(type(maker.make(None)) for maker in STRATEGIES.values()),
+    }
+    missing = {f"{one.__module__}.{one.__name__}" for one in found} | {*DRAFT_TYPES} - STRATEGIES.keys()
     if missing:
-        broken("\n".join(f"{one} drafts, and no test asks it: add a row to ROWS in {__name__}" for one in missing))
+        broken(
+            "\n".join(f"{one} drafts, and no test asks it: add a row to STRATEGIES in {__name__}" for one in missing)
+        )
 
 
 token = st.integers(0, VOCAB - 1)
@@ -154,14 +161,14 @@ texts = st.lists(token, max_size=24)
 class Drafting(RuleBasedStateMachine):
     """A strategy, and a twin of it that may observe token by token: both draft what the text says."""
 
-    row: ClassVar[Row]
+    maker: ClassVar[Maker]
 
     @initialize(reference=st.none() | st.lists(token, min_size=4, max_size=24))
     def begin(self, reference: list[int] | None) -> None:
-        reference = reference if self.row.takes_reference else None
+        reference = reference if self.maker.takes_reference else None
         self.text: Text = [*reference, None] if reference else []
         # It may stand in an array.
-        self.both = [self.row.make(one) for one in (reference, reference and mx.array(reference))]
+        self.both = [self.maker.make(one) for one in (reference, reference and mx.array(reference))]
 
     @rule(tokens=texts, begins=st.booleans())
     def prompt(self, tokens: list[int], begins: bool) -> None:
@@ -180,16 +187,16 @@ class Drafting(RuleBasedStateMachine):
         about = f"after {self.text}, asked for {n_max}: it drafts {draft}"
         assert draft == again, f"{about}, and where the same tokens came one by one {again}"
         assert len(draft) <= n_max, f"{about}, which are {len(draft)}"
-        assert all(type(t) is int and t in self.text for t in draft) or self.row.right, f"{about}: not tokens of it"
-        if self.row.right is not None:
-            right = self.row.right(self.text, n_max)
+        assert all(type(t) is int and t in self.text for t in draft) or self.maker.right, f"{about}: not tokens of it"
+        if self.maker.right is not None:
+            right = self.maker.right(self.text, n_max)
             assert draft in right, f"{about} instead of {' or '.join(map(str, right))}"
-        said = [*draft[:n_right], *new][: n_max + 1]
+        drawn = [*draft[:n_right], *new][: n_max + 1]
         for each in self.both:
             each.accept(len(draft[:n_right]), len(draft))
-        self.text += said
-        one.observe(said)
-        for part in [[t] for t in said] if apart else [said]:
+        self.text += drawn
+        one.observe(drawn)
+        for part in [[t] for t in drawn] if apart else [drawn]:
             twin.observe(part)
 
 
@@ -198,14 +205,14 @@ PHASES = [Phase.generate, Phase.shrink]
 PROGRAMS = settings(PROFILE, max_examples=max(PROFILE.max_examples, 100), phases=PHASES, stateful_step_count=12)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_programs_of_several_turns(name: str) -> None:
-    run_state_machine_as_test(type(name, (Drafting,), {"row": ROWS[name]}), settings=PROGRAMS)
+    run_state_machine_as_test(type(name, (Drafting,), {"maker": STRATEGIES[name]}), settings=PROGRAMS)
 
 
 def test_the_program_that_once_failed() -> None:
     """The place that an edit goes on from, where a copy reaches into what was drafted."""
-    state = type("edit", (Drafting,), {"row": ROWS["edit"]})()
+    state = type("edit", (Drafting,), {"maker": STRATEGIES["edit"]})()
     state.begin(None)
     state.prompt([0, 0, 1, 0, 0, 1, 0, 0, 1, 0], begins=False)
     state.draft(63, 0, [0], apart=False)

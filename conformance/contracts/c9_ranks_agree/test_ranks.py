@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
-from mlx_lm.draft import BlockCosts, DraftStats, NgramModStrategy, NgramModTable, Planner, SuffixStrategy
+from mlx_lm.draft import BlockCosts, DraftStats, NgramModStrategy, NgramModTable, SuffixStrategy
 from mlx_lm.generate import BatchGenerator, generate_step, prompt_lookup_generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
@@ -25,17 +26,18 @@ from mlx_lm.utils import load, sharded_load
 from conformance import FIXTURE
 from conformance.doors.ranks import call
 from conformance.drafters import Partly, Scripted, Wrong
-from conformance.oracle.findings import broken
+from conformance.oracle.findings import WHOLE, broken
 from conformance.oracle.recorder import fed
-from conformance.oracle.rows import FREE, breaking
+from conformance.oracle.rows import FREE, Row, breaking
+from conformance.oracle.run import SEED, Run, compare_tokens, within
 from conformance.subjects.architectures import build
 from conformance.subjects.prompts import ids
 from conformance.subjects.tiny import as_qwen2
 
-N, SEED, VOCAB = 24, 5, 1024
-# Short prompts for models with random weights.
+TOKENS, VOCAB = 24, 1024
+# Short prompts for models with random weights: of one row, and of two.
 PATTERN = [7, 3, 9, 4, 7, 3, 9, 4, 7, 3, 9]
-ROWS = [[7, 3, 9, 4, 7, 3, 9], [5, 1, 5, 1, 5]]
+PATTERNS = [PATTERN[:7], [5, 1, 5, 1, 5]]
 
 
 class Unasked:
@@ -52,7 +54,9 @@ Options = Callable[[int, list[int]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Case:
+class Way:
+    """How ranks draft, and what comes of it."""
+
     options: Options = lambda *_: {}
     # Whether drafts are accepted whatever the costs are on this machine, or none is.
     accepts: bool | None = None
@@ -74,8 +78,8 @@ def failing(strategy: Any, method: str, at: int) -> Any:
     return strategy
 
 
-def fails(method: str, at: int) -> Case:
-    return Case(of_the_first(lambda _: failing(SuffixStrategy(), method, at)), reason=f"call {at}")
+def fails(method: str, at: int) -> Way:
+    return Way(of_the_first(lambda _: failing(SuffixStrategy(), method, at)), reason=f"call {at}")
 
 
 def of_a_memory(rank: int, text: list[int]) -> dict[str, Any]:
@@ -99,37 +103,36 @@ def slow(seconds: float) -> Callable[[mx.array], mx.array]:
     return sampler
 
 
-UNGATED = {"disable_adaptive_gate": True, "num_draft_tokens": 5}
-STREAMS: dict[str, Case] = {
-    "memory": Case(of_a_memory, accepts=True),
-    "costs": Case(of_other_costs, accepts=True),
-    "slow first": Case(lambda rank, _: {"draft_type": "auto", "sampler": slow(0.005 * (1 - rank))}),
-    "slow last": Case(lambda rank, _: {"draft_type": "auto", "sampler": slow(0.005 * rank)}),
-    "margin": Case(lambda *_: {"draft_type": "auto", "draft_margin": "auto"}),
-    "sampled": Case(lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)}),
-    "scripted": Case(of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED), accepts=True),
+UNGATED = {"num_draft_tokens": 5, **WHOLE}
+STREAMS: dict[str, Way] = {
+    "memory": Way(of_a_memory, accepts=True),
+    "costs": Way(of_other_costs, accepts=True),
+    "slow first": Way(lambda rank, _: {"draft_type": "auto", "sampler": slow(0.005 * (1 - rank))}),
+    "slow last": Way(lambda rank, _: {"draft_type": "auto", "sampler": slow(0.005 * rank)}),
+    "margin": Way(lambda *_: {"draft_type": "auto", "draft_margin": "auto"}),
+    "sampled": Way(lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)}),
+    "scripted": Way(of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED), accepts=True),
 }
 METHODS = (("propose", 2), ("observe", 1), ("accept", 0))
 # After a failure the ranks are in step.
-FAILING: dict[str, Case] = {
+FAILING: dict[str, Way] = {
     **{f"{method} fails": fails(method, at) for method, at in METHODS},
-    "no token": Case(of_the_first(lambda _: Wrong(-1)), reason="-1"),
-    "other memories": Case(
+    "no token": Way(of_the_first(lambda _: Wrong(-1)), reason="-1"),
+    "other memories": Way(
         lambda rank, _: {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(3 + rank), "ngram_size": 3},
         error="rank",
     ),
-    "auto": Case(lambda *_: {"draft_type": "auto"}),
+    "auto": Way(lambda *_: {"draft_type": "auto"}),
 }
 # Two rows, of whose drafts the first half is right. What the stage of one rank cannot drop, no stage drafts.
-CANNOT = {f"rank {rank} cannot drop": Case(cannot=rank, accepts=False) for rank in (0, 1)}
+CANNOT = {f"rank {rank} cannot drop": Way(cannot=rank, accepts=False) for rank in (0, 1)}
 ROW_FAILS = {
-    f"a row whose {method} fails": Case(method=(method, min(at, 1)), reason=f"{method} failed")
-    for method, at in METHODS
+    f"a row whose {method} fails": Way(method=(method, min(at, 1)), reason=f"{method} failed") for method, at in METHODS
 }
-BATCHES = {"rows": Case(accepts=True)} | CANNOT | ROW_FAILS
-CASES = STREAMS | FAILING | BATCHES
-# How a model is split, its name, and the cases. The ranks are started once for those of a run. In the whole every rank
-# has all of the model. Caches of a pipeline are restored and rewound.
+BATCHES = {"rows": Way(accepts=True)} | CANNOT | ROW_FAILS
+WAYS = STREAMS | FAILING | BATCHES
+# How a model is split, its name, and the ways to draft. The ranks are started once for those of a run. In the whole
+# every rank has all of the model. Caches of a pipeline are restored and rewound.
 Part = tuple[str, str, Sequence[str]]
 RUNS: dict[str, list[Part]] = {
     "streams": [
@@ -146,63 +149,48 @@ RUNS: dict[str, list[Part]] = {
 }
 
 
-@dataclass
-class Result:
-    """The record of one rank for one decode."""
-
-    # The tokens of each row, and why it ended.
-    rows: list[tuple[list[int], str]]
-    blocks: list[int] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-    offsets: set[int] = field(default_factory=set)
-    error: str = ""
-    reason: str = ""
+# What a rank decodes: the rows, how many tokens its caches hold, and the error that ends it.
+Decoded = tuple[list[Run], set[int], str]
 
 
-def decode(model: Any, prompt: list[int], case: Case, group: Any = None, right: Sequence[int] = ()) -> Result:
+def decode(model: Any, prompt: list[int], way: Way, group: Any = None, right: Sequence[int] = ()) -> Decoded:
     """Decode a prompt, together with the other ranks, or alone without drafts."""
-    stats, layers, step = DraftStats(), make_prompt_cache(model), generate_step
-    options = case.options(group.rank() if group else 0, [*prompt, *right])
+    run, cache, step, error = Run(stats=DraftStats()), make_prompt_cache(model), generate_step, ""
+    options = way.options(group.rank() if group else 0, [*prompt, *right])
     if group is None:
         options = {name: options[name] for name in options.keys() & {"sampler"}}
     else:
         step = speculative_generate_step if "draft_strategy" in options else prompt_lookup_generate_step
-        options |= {"draft_group": group, "stats": stats}
+        options |= {"draft_group": group, "stats": run.stats}
     mx.random.seed(SEED)
-    tokens = list[int]()
-    with fed(model) as blocks:
-        result = Result([], blocks)
+    with fed(model) as run.blocks:
+        steps = step(mx.array(prompt), model, max_tokens=TOKENS, prompt_cache=cache, **options)
         try:
-            for token, *_ in step(mx.array(prompt), model, max_tokens=N, prompt_cache=layers, **options):
-                tokens.append(token)
+            run.take(steps)
         except (ValueError, RuntimeError) as e:
-            result.error = f"{type(e).__name__}: {e}"
-    result.rows = [(tokens, "error" if result.error else "length")]
-    result.drafted, result.accepted, result.reason = stats.drafted, stats.accepted, str(stats.reason)
-    result.offsets = {c.offset for c in layers if hasattr(c, "offset")}
-    return result
+            error = f"{type(e).__name__}: {e}"
+    run.rows.clear()
+    return [run], {c.offset for c in cache if hasattr(c, "offset")}, error
 
 
-def decode_rows(model: Any, prompts: list[list[int]], case: Case, group: Any, right: list[list[int]]) -> Result:
+def decode_rows(model: Any, prompts: list[list[int]], way: Way, group: Any, right: list[list[int]]) -> Decoded:
     """Decode prompts in a batch, together with the other ranks."""
     from mlx_lm.draft import batch_planner  # Not there before the stage of batches.
 
-    strategies = [Partly([*prompt, *answer], 0.5) for prompt, answer in zip(prompts, right, strict=True)]
-    if case.method and group.rank() == 0:
-        failing(strategies[0], *case.method)
-    planners = [Planner(strategy, 5, DraftStats()) for strategy in strategies]
-    able = (lambda *_: False) if group.rank() == case.cannot else batch_planner.can_trim_prompt_cache
-    with patch.object(batch_planner, "can_trim_prompt_cache", able):
+    rows = [Row(prompt=prompt, max_tokens=TOKENS, right=Run()) for prompt in prompts]
+    for row, answer in zip(rows, right, strict=True):
+        row.strategy = Partly([*row.prompt, *answer], 0.5)
+    if way.method and group.rank() == 0:
+        failing(rows[0].strategy, *way.method)
+    able = (lambda *_: False) if group.rank() == way.cannot else batch_planner.can_trim_prompt_cache
+    with patch.object(batch_planner, "can_trim_prompt_cache", able), fed(model) as blocks:
         generator = BatchGenerator(model, draft_costs=FREE, draft_group=group)
-        uids = generator.insert(prompts, [N] * len(prompts), planners=planners)
-        rows: dict[int, tuple[list[int], str]] = {uid: ([], "") for uid in uids}
+        of = {generator.insert([row.prompt], [TOKENS], **row.options())[0]: row for row in rows}
         while responses := generator.next_generated():
             for response in responses:
-                rows[response.uid] = [*rows[response.uid][0], response.token], response.finish_reason or ""
-    stats = [planner.stats for planner in planners]
-    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    return Result([*rows.values()], [], drafted, accepted, reason=str(stats[0].reason))
+                of[response.uid].take([response])
+    runs = [Run(tokens=row.tokens, drafted=row.drafted, blocks=blocks, stats=row.stats) for row in rows]
+    return runs, set(), ""
 
 
 @cache
@@ -218,56 +206,59 @@ def split(how: str, name: str, group: Any) -> Any:
     return model
 
 
-# How a model is split, its name, a case, the prompts of its rows, and what one rank decodes of each.
+# How a model is split, its name, a way to draft, the prompts of its rows, and what one rank decodes of each.
 Asked = tuple[str, str, str, list[list[int]], list[list[int]]]
 
 
-def decoded(asked: Sequence[Asked]) -> Iterator[Result]:
+def decoded(asked: Sequence[Asked]) -> Iterator[Decoded]:
     """What this rank decodes of each."""
     group = mx.distributed.init(strict=True, backend="ring")
-    for how, name, case, prompts, right in asked:
+    for how, name, way, prompts, right in asked:
         model = split(how, name, group)
-        if case in BATCHES:
-            yield decode_rows(model, prompts, CASES[case], group, right)
+        if way in BATCHES:
+            yield decode_rows(model, prompts, WAYS[way], group, right)
         else:
-            yield decode(model, prompts[0], CASES[case], group, right[0])
+            yield decode(model, prompts[0], WAYS[way], group, right[0])
     # A rank that ends takes the pass from the other one that runs ahead.
     mx.eval(mx.distributed.all_sum(mx.array(1), group=group))
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_two_ranks_decode_what_one_decodes(tmp_path: Path, run: str) -> None:
-    asked, rights = list[Asked](), list[list[Result]]()
-    for how, name, cases in RUNS[run]:
+    asked, rights = list[Asked](), list[list[Decoded]]()
+    for how, name, ways in RUNS[run]:
         model, tokenizer = load(str(FIXTURE)) if name == "fixture" else (build(name), None)
         stream = ids(tokenizer, "tool") if tokenizer else PATTERN
         folder = str((as_qwen2(tmp_path) if how == "pipeline" else FIXTURE) if tokenizer else name)
-        plain = cache(lambda case, *prompt, model=model: decode(model, list(prompt), CASES[case]))
-        for case in cases:
-            same = case if case == "sampled" else "auto"
-            prompts = ROWS if case in BATCHES else [stream]
+        plain = cache(lambda way, *prompt, model=model: decode(model, list(prompt), WAYS[way]))
+        for way in ways:
+            same = way if way == "sampled" else "auto"
+            prompts = PATTERNS if way in BATCHES else [stream]
             rights.append([plain(same, *prompt) for prompt in prompts])
-            asked.append((how, folder, case, prompts, [right.rows[0][0] for right in rights[-1]]))
+            asked.append((how, folder, way, prompts, [run.tokens for ((run,), *_) in rights[-1]]))
     for one, right, (first, other) in zip(asked, rights, call(tmp_path, decoded, asked), strict=True):
-        check(f"{one[1]}, {one[2]}", CASES[one[2]], right, first, other)
+        check(f"{one[1]}, {one[2]}: ", WAYS[one[2]], right, first, other)
 
 
-def check(about: str, case: Case, right: list[Result], first: Result, other: Result) -> None:
+def check(about: str, way: Way, right: list[Decoded], first: Decoded, other: Decoded) -> None:
     """What two ranks decode is what one decodes, in the same blocks."""
-    for what in ("blocks", "rows", "drafted", "accepted"):
-        if (a := getattr(first, what)) != (b := getattr(other, what)):
-            broken(f"{about}: the {what} differ: {a} on rank 0, {b} on rank 1")
-    for (tokens, end), one in zip(first.rows, right, strict=True):
-        wanted, _ = one.rows[0]
-        if tokens != wanted[: len(tokens) if case.error else N] or end != ("error" if case.error else "length"):
-            broken(f"{about}: two ranks decode {tokens} and end with {end!r}, one rank {wanted}")
+    (runs, offsets, error), (others, more, its_error) = first, other
+    for one, another, ((alone,), *_) in zip(runs, others, right, strict=True):
+        for what in ("blocks", "tokens", "drafted", "stats.drafted"):
+            a, b = map(attrgetter(what), (one, another))
+            if a != b:
+                broken(f"{about}the {what} differ: {a} on rank 0, {b} on rank 1")
+        n = len(one.tokens) if way.error else TOKENS
+        compare_tokens(one, Run(tokens=alone.tokens[:n]), f"{about}two ranks, ", within(0.0))
     # A stage of a pipeline may have no cache with an offset.
-    offsets = first.offsets | other.offsets
-    if len(offsets) > 1 or not (case.error or offsets <= right[0].offsets):
-        broken(f"{about}: two ranks leave {offsets} tokens in the cache, one {right[0].offsets}")
-    if bool(first.error) != bool(case.error) or case.error not in first.error or bool(other.error) != bool(case.error):
-        broken(f"{about}: the ranks say {first.error!r} and {other.error!r} instead of {case.error!r}")
-    if case.reason not in first.reason:
-        broken(f"{about}: rank 0 says {first.reason!r} of its drafts instead of {case.reason!r}")
-    if case.accepts is not None and (bool(first.accepted) != case.accepts or not first.drafted):
-        broken(f"{about}: {first.accepted} of {first.drafted} are accepted")
+    offsets = offsets | more
+    if len(offsets) > 1 or not (way.error or offsets <= right[0][1]):
+        broken(f"{about}two ranks leave {offsets} tokens in the cache, one {right[0][1]}")
+    if bool(error) != bool(way.error) or way.error not in error or bool(its_error) != bool(way.error):
+        broken(f"{about}the ranks say {error!r} and {its_error!r} instead of {way.error!r}")
+    stats = [run.stats for run in runs]
+    if way.reason not in (reason := str(stats[0].reason)):
+        broken(f"{about}rank 0 says {reason!r} of its drafts instead of {way.reason!r}")
+    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+    if way.accepts is not None and (bool(accepted) != way.accepts or not drafted):
+        broken(f"{about}{accepted} of {drafted} are accepted")

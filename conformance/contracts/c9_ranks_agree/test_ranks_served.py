@@ -81,7 +81,7 @@ def test_the_chat(tmp_path: Path) -> None:
     one = run(chat, typed=typed).stdout
     two, _ = ranks.run([*chat, "--draft-type", "auto"], tmp_path, typed)
     lines = [CONTROLS.sub("", printed).splitlines() for printed in (two, one)]
-    found, right = ([line for line in said if line.strip() and not DRAWN.search(line)] for said in lines)
+    found, right = ([line for line in shown if line.strip() and not DRAWN.search(line)] for shown in lines)
     if found != right:
-        broken(f"two ranks say {found}, one {right}")
+        broken(f"two ranks show {found}, one {right}")
     assert drafting(two)
