@@ -23,7 +23,6 @@ from conformance.drafters import VOCAB, Scripted
 from conformance.oracle.compare import MOST
 from conformance.oracle.findings import WHOLE, broken
 from conformance.oracle.profiles import FULL
-from conformance.oracle.recorder import gap, next_turn
 from conformance.oracle.rows import FREE, Plain, Row, Rows, close, prompt_of
 from conformance.oracle.run import Run, compare_tokens, within
 from conformance.subjects.architectures import (
@@ -90,8 +89,7 @@ def test_parity(name: str, where: str) -> None:
     most = MOST if is_inexact(name) else 0.0
     compare_tokens(got, right, f"{name}, {where}: ", within(most))
     # The logits of the next turn have a larger scale.
-    after = plain.after(tuple(prompt), tuple(right.tokens))
-    if (off := gap(next_turn(model, cache), after)) > 16 * most:
+    if (off := plain.off(cache, prompt, right.tokens)) > 16 * most:
         broken(f"{name}, {where}: the next turn is off by {off:.2g}")
     assert set(range(DRAFT)) <= set(drafter.depths), f"{name}: of the depths, only {set(drafter.depths)} came up"
     # One pass for the last token of the prompt, one for each cycle, and one at the end after a restore.

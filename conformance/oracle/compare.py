@@ -16,7 +16,7 @@ from conformance.adapters import HEADS, WRONG, Adapters, Drafts
 from conformance.drafters import AtDepth
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.heads import compare_head
-from conformance.oracle.recorder import Task, Watched, gap, next_turn, replay
+from conformance.oracle.recorder import Task, Watched, gap, replay
 from conformance.oracle.rows import Plain
 from conformance.oracle.run import OF_A_STREAM, Case, N, Run, compare_tokens, differ_at, drafted, second_turn, within
 from conformance.subjects.architectures import leaves
@@ -81,9 +81,7 @@ def drafter_of(family: Family, name: str) -> Plain:
 
 def compare_drafters_cache(case: Case, got: Run, drafts: Drafts) -> None:
     """The cache of a draft model holds the prompt and what was yielded too."""
-    drafter = drafter_of(case.family, drafts.name)
-    right = drafter.after(tuple(case.prompt), tuple(got.tokens))
-    off = gap(next_turn(drafter.model, deepcopy(drafts.left)), right)
+    off = drafter_of(case.family, drafts.name).off(drafts.left, case.prompt, got.tokens)
     if off > 16 * (QUANTIZED_DRAFTER if case.family.options else 1e-5 if mx.default_device() == mx.cpu else MOST):
         broken(f"what follows on the cache of the draft model is off by {off:.2g}")
 

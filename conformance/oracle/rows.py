@@ -211,6 +211,10 @@ class Plain:
                 maybe_quantize_kv_cache(layers, **self.options)
         return next_turn(self.model, layers)
 
+    def off(self, layers: list[Any], prompt: Sequence[int], tokens: Sequence[int]) -> float:
+        """How far what follows on a cache is from what follows on one that was fed these tokens alone."""
+        return gap(next_turn(self.model, deepcopy(layers)), self.after(tuple(prompt), tuple(tokens)))
+
     def ask(
         self,
         prompt: Sequence[int],
@@ -275,8 +279,7 @@ class Rows:
 
     def check_cache(self, row: Row, layers: list[Any], prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """A cache behaves as if it was fed these tokens alone."""
-        right = self.plain.after(tuple(prompt), tuple(tokens))
-        if not self.near(row, off := gap(next_turn(self.plain.model, deepcopy(layers)), right), 16):
+        if not self.near(row, off := self.plain.off(layers, prompt, tokens), 16):
             row.broken(f"the next turn on its cache is off by {off:.2g}")
 
     def look(self, uid: int, how: str) -> list[tuple[list[Any], list[int]]]:
