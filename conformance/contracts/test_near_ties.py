@@ -13,32 +13,32 @@ from conformance.subjects.decoded import unsteered
 from conformance.subjects.inexact import InBfloat16, OfAnotherKernel
 
 pytestmark = [pytest.mark.usefixtures("uncompiled"), pytest.mark.contract("C4")]
-N, NOISE = 54, 0.02
+TOKENS, NOISE = 54, 0.02
 PROMPT = [(7 * i + 3) % 64 for i in range(21)]
-FAMILIES = ["llama", "gemma3_text", "mamba", "qwen3_next", "deepseek_v41"]
+MODELS = ["llama", "gemma3_text", "mamba", "qwen3_next", "deepseek_v41"]
 
 
 def decoded(family: str, margin: float | str) -> tuple[bool, DraftStats]:
     """Whether a noisy model with half of the drafts right gives the tokens of plain decoding, and the statistics."""
     model = InBfloat16(unsteered(family)) if margin == "auto" else OfAnotherKernel(unsteered(family), logits=NOISE)
-    right, stats = [token for token, _ in generate_step(mx.array(PROMPT), model, max_tokens=N)], DraftStats()
+    right, stats = [token for token, _ in generate_step(mx.array(PROMPT), model, max_tokens=TOKENS)], DraftStats()
     options = {"num_draft_tokens": 5, "disable_adaptive_gate": True, "draft_margin": margin, "stats": stats}
     drafter = Scripted(PROMPT + right)
-    steps = speculative_generate_step(mx.array(PROMPT), model, draft_strategy=drafter, max_tokens=N, **options)
+    steps = speculative_generate_step(mx.array(PROMPT), model, draft_strategy=drafter, max_tokens=TOKENS, **options)
     return [token for token, *_ in steps] == right, stats
 
 
 def test_the_noise_changes_tokens_without_a_margin() -> None:
     """Else the tests below could not fail."""
-    assert not all(decoded(family, 0.0)[0] for family in FAMILIES)
+    assert not all(decoded(family, 0.0)[0] for family in MODELS)
 
 
 @pytest.mark.parametrize("margin", [2 * NOISE, "auto"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_a_margin_decides_near_ties(family: str, margin: float | str) -> None:
     equal, stats = decoded(family, margin)
     assert equal, f"{family} with a margin of {margin}: other tokens than plain decoding"
     # Each near tie costs one more forward pass. If a block is restored, its right tokens cost another.
-    extra = stats.forwards - (N - stats.accepted + 1) - stats.near_ties
+    extra = stats.forwards - (TOKENS - stats.accepted + 1) - stats.near_ties
     assert stats.near_ties > 0
     assert 0 <= extra <= (stats.cycles if family in RESTORED else 0)

@@ -29,15 +29,15 @@ from conformance.oracle.run import Shifting
 from conformance.subjects.decoded import unsteered
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
-FAMILIES = ["llama", "gemma3_text", "qwen3_next", "falcon_h1"]
-FAMILIES += ["mamba2", "recurrent_gemma", "deepseek_v32"] if FULL else []
+MODELS = ["llama", "gemma3_text", "qwen3_next", "falcon_h1"]
+MODELS += ["mamba2", "recurrent_gemma", "deepseek_v32"] if FULL else []
 OF_A_STRATEGY = ["propose", "observe", "accept"]
-PARTS = ["sampler", "processor", "shape", "token", *OF_A_STRATEGY]
+CAN_FAIL = ["sampler", "processor", "shape", "token", *OF_A_STRATEGY]
 # How many rows of a batch fail, and at which call.
 FAILING = ((1, 0), (1, 1), (1, 3), (3, 2))
 FAILURES = [
     (part, *how)
-    for i, part in enumerate(PARTS)
+    for i, part in enumerate(CAN_FAIL)
     for j, how in enumerate(FAILING)
     # Each place gives another token that cannot be one.
     if FULL or part == "token" or i % 3 == j % 3
@@ -57,7 +57,7 @@ def others(family: str) -> list[Row]:
     return [ask(prompt_of(21), 20, 0.5), ask(prompt_of(6), 20, 0.0), ask(prompt_of(9), 20, None, 1.0, Shifting)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_the_first_blocks(family: str) -> None:
     """At each place of them a row reaches its limit, one a stop sequence, one is dropped, and one is looked at."""
     for n in range(1, 2 * DRAFT, 1 if FULL else 2):
@@ -98,7 +98,7 @@ class Programs(RuleBasedStateMachine):
             row.stop = row.right.tokens[start : start + data.draw(st.integers(1, 3))]
         row.num_draft_tokens = data.draw(st.integers(1, 7))
         row.costs = data.draw(st.sampled_from([None, FREE]))
-        part = data.draw(st.sampled_from([None] * 8 + PARTS))
+        part = data.draw(st.sampled_from([None] * 8 + CAN_FAIL))
         if part is not None and (row.strategy is not None or part not in OF_A_STRATEGY):
             row.break_part(part, data.draw(st.integers(0, 4)))
         self.batch.insert(row)
@@ -126,7 +126,7 @@ class Programs(RuleBasedStateMachine):
             self.batch.generator.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_programs(family: str) -> None:
     """Requests come, go on from returned caches, and end by a limit, a stop sequence, a fault or their caller."""
     run_state_machine_as_test(

@@ -20,20 +20,20 @@ from conformance.oracle.recorder import fed, gap
 from conformance.oracle.rows import CLOSE, FREE, Plain, Row, Rows
 from conformance.oracle.run import Run, compare_tokens, within
 from conformance.subjects.architectures import make_cache
-from conformance.subjects.decoded import K
+from conformance.subjects.decoded import WINDOW, K
 
-# The windows and chunks of the tiny configurations have 16 tokens. What is fed at once is longer.
-WINDOW, FED, ANSWER, STEP, MOST = 16, 24, 20, 8, 16
+# What is fed at once is longer than the windows and chunks of the tiny configurations.
+FED, ANSWER, STEP, N_CHECKPOINTS = 24, 20, 8, 16
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(60)]
 # The ends of messages.
 PLACES = (10, WINDOW - 1, WINDOW, WINDOW + 1, 35, 55)
 # Models that have no state inside of what is fed at once, and the longest block of tokens that they feed again.
 ENDS_ONLY = {"deepseek_v41": 16}
 # The options that draft an answer, for the prompt with the answer of plain decoding.
-Drafts = Callable[[list[int]], dict[str, Any]]
+Drafting = Callable[[list[int]], dict[str, Any]]
 
 
-def partly(share: float) -> Drafts:
+def partly(share: float) -> Drafting:
     """So much of each draft is right."""
     return lambda text: {"draft_strategy": Partly(text, share), "num_draft_tokens": K, **WHOLE}
 
@@ -70,11 +70,11 @@ class Session:
 
     def begin(self, prompt: Sequence[int], n: int = ANSWER) -> Iterator[Row]:
         """What is found of a prompt, to be answered without checkpoints, and with them."""
-        for most in (0, MOST):
+        for most in (0, N_CHECKPOINTS):
             cache, rest = self.stored.fetch_nearest_cache("model", list(prompt))
             yield self.row(prompt, len(prompt) - len(rest), cache or [], n, most)
 
-    def alone(self, row: Row, drafts: Drafts | None = None) -> Row:
+    def alone(self, row: Row, drafts: Drafting | None = None) -> Row:
         step, options = generate_step, dict[str, Any]()
         if drafts is not None:
             step, options = speculative_generate_step, drafts(self.cold(row.given).text)
@@ -85,7 +85,7 @@ class Session:
             row.take(step(mx.array(row.prompt), self.model, max_tokens=row.max_tokens, **options))
         return row
 
-    def beside(self, rows: Sequence[Row], drafts: Sequence[Drafts | None]) -> Sequence[Row]:
+    def beside(self, rows: Sequence[Row], drafts: Sequence[Drafting | None]) -> Sequence[Row]:
         """The same in one batch."""
         batch = Rows(self.plain, prefill_step_size=FED, draft_costs=FREE)
         for row, make in zip(rows, drafts, strict=True):
@@ -95,11 +95,11 @@ class Session:
             batch.finish()
         return rows
 
-    def ask(self, prompt: Sequence[int], drafts: Drafts | None = None, n: int = ANSWER, keep: bool = True) -> Row:
+    def ask(self, prompt: Sequence[int], drafts: Drafting | None = None, n: int = ANSWER, keep: bool = True) -> Row:
         """The answer to a prompt, twice from the same cache."""
         without, taken = (self.alone(row, drafts) for row in self.begin(prompt, n))
         self.check_found(taken)
-        # What it goes on from was fed in other parts. Drafts from nothing are no question of prefixes.
+        # What it goes on from was fed in other parts. Drafting from nothing are no question of prefixes.
         bound = CLOSE if drafts and not taken.held else 0 if taken.found in ends(len(PROMPT)) else self.rounding
         right = taken.right
         if taken.tokens == right.tokens and gap(taken.rows, right.rows) > bound:
@@ -112,7 +112,7 @@ class Session:
             self.keep(taken)
         return taken
 
-    def ask_together(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Drafts | None]) -> Sequence[Row]:
+    def ask_together(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Drafting | None]) -> Sequence[Row]:
         without, taken = (self.beside(rows, drafts) for rows in zip(*map(self.begin, prompts), strict=True))
         for row in taken:
             self.check_found(row)
@@ -159,7 +159,7 @@ class Session:
         self.known.append((row.text, {*taken, len(row.text)}))
         self.stored.insert_cache("model", row.text, deepcopy(row.cache), checkpoints=taken)
 
-    def ask_edits(self, text: Sequence[int], places: Iterable[int], drafts: Drafts | None = None) -> list[Row]:
+    def ask_edits(self, text: Sequence[int], places: Iterable[int], drafts: Drafting | None = None) -> list[Row]:
         """Two tokens of the answers to the first tokens of a text and one to three others."""
         edited = ([*text[:n], (text[n] + 1) % VOCAB, *[7, 9][: n % 3]] for n in places)
         return [self.ask(prompt, drafts, 2, keep=False) for prompt in edited]

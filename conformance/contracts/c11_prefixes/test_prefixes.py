@@ -8,9 +8,10 @@ from zlib import crc32
 
 import pytest
 
-from conformance.contracts.c11_prefixes.sessions import ANSWER, PROMPT, WINDOW, Session, partly
+from conformance.contracts.c11_prefixes.sessions import ANSWER, PROMPT, Session, partly
 from conformance.oracle.profiles import FULL
 from conformance.subjects.architectures import SHORT, batched, bounded, build, classes
+from conformance.subjects.decoded import WINDOW
 
 T = TypeVar("T")
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -19,14 +20,14 @@ pytestmark = pytest.mark.usefixtures("uncompiled")
 EDITS = (0, 9, WINDOW - 1, WINDOW, WINDOW + 1, 30, 35, 48, 58, 59, 70, 77)
 AFTER_DRAFTS = (WINDOW + 1, 48, 70, 77)
 # SSD and MLA: what is fed at once sums in another order than parts of it.
-ROUNDING = dict.fromkeys(
+OFF_IN_PARTS = dict.fromkeys(
     "bailing_hybrid falcon_h1 granitemoehybrid longcat_flash_ngram mamba2 nemotron_h plamo2".split(), 1e-4
 )
 UNTRIMMABLE = bounded()
 # One model for each kind of state is asked everything. The others are asked alone or in a batch, by turns that do not
 # depend on which models there are, and in a batch those with ssm_attn.
-KINDS = {frozenset(classes()[name]): name for name in (*UNTRIMMABLE, "gemma3_text", "mamba", "qwen3_next")}
-ALL_EDITS = {*(UNTRIMMABLE if FULL else KINDS.values())}
+OF_EACH_STATE = {frozenset(classes()[name]): name for name in (*UNTRIMMABLE, "gemma3_text", "mamba", "qwen3_next")}
+ALL_EDITS = {*(UNTRIMMABLE if FULL else OF_EACH_STATE.values())}
 BATCHED = {*ALL_EDITS, "falcon_h1", "granitemoehybrid", "mamba2", "plamo2"}
 ALONE = [name for name in UNTRIMMABLE if name in ALL_EDITS or crc32(name.encode()) % 2]
 
@@ -41,7 +42,7 @@ def test_alone(name: str) -> None:
     """Without drafts, and with drafts that are half right."""
     model = build(name)
     for drafts, edits in ((None, EDITS), (partly(0.5), AFTER_DRAFTS)):
-        session = Session(name, model, ROUNDING.get(name, 0.0))
+        session = Session(name, model, OFF_IN_PARTS.get(name, 0.0))
         session.ask_edits(session.ask(PROMPT, drafts).text, sample(name, edits if name in ALL_EDITS else edits[1:]))
 
 
