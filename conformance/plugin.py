@@ -28,7 +28,7 @@ from conformance.subjects.decoded import FAMILIES
 SELFTEST = ("conformance/judging/", "conformance/check/", "conformance/lab/")
 # These tests wait for other processes. Those that wait longest come first.
 WAITING = ["server/test_stops.py", "upstream/", "repository/test_upstream_faults.py"]
-WAITING += ["server/", "contracts/c9_", "contracts/test_c9_", "commands/", "chat/"]
+WAITING += ["server/", "contracts/test_c9_", "commands/", "chat/"]
 # What the judge and the scorecard read of pytest's reports.
 REPORTED = ("nodeid", "outcome", "longrepr", "wasxfail", "user_properties")
 

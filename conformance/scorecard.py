@@ -22,8 +22,8 @@ CONTRACTS = [*re.findall(r"^## (C\d+ .+)$", (ROOT / "docs" / "contracts.md").rea
 PASSED, FAILED, WRONG = "passed", "failed", "wrong"
 # What a cell says of tests that did not pass, in this order, and the light of the first of them.
 LIGHTS = {FAILED: "🔴", WRONG: "🟡", REFUSED: "🟡", SKIPPED: "⚪", ABSENT: "⚪"}
-# A folder or a file of a contract.
-FILE = re.compile(r"contracts/(?:test_)?(c\d+)_")
+# A file of a contract.
+FILE = re.compile(r"contracts/test_(c\d+)_")
 MARKED = re.compile(r"(<!-- scorecard -->\n).*?(<!-- end scorecard -->)", re.DOTALL)
 # How many tests of each contract had which outcome.
 Counts = dict[str, Counter[str]]
@@ -37,7 +37,7 @@ def counted(results: Results) -> Counts:
 
 
 def contract_of(test: str, one: Result) -> str:
-    """The contract that a mark names, or else that of the folder or file."""
+    """The contract that a mark names, or else that of the file."""
     file = FILE.search(test)
     short = one.notes.get("contract") or one.asked.split(" ")[0] or (file[1].upper() if file else "")
     return next((name for name in CONTRACTS if name.split()[0] == short), REST)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.draft import HeadDraftStrategy, HeadedModel
 
-from conformance.contracts.c11_prefixes import sessions
+from conformance.oracle import sessions
 from conformance.drafters import Head
 from conformance.oracle.heads import held
 from conformance.subjects.architectures import make_cache

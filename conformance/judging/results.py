@@ -20,9 +20,9 @@ LATE = re.compile(r"[\w.]*Time(d?out|outExpired|outError)\b")
 # The parts that are asked: the paths of their tests in conformance/, and those of mlx_lm whose changes they are about.
 # A file is of the first part that it fits; what is wrong in a part explains what is wrong in those behind it.
 PARTS = {
-    "caches": (r"caches/|contracts/c1_", r"models/(cache|base)\.py"),
+    "caches": (r"caches/", r"models/(cache|base)\.py"),
     "models": (r"architectures/", r"models/(?!cache)\w+\.py"),
-    "batch": (r"\w*batch|contracts/(c10_|\w*(batch|rows))", r"(generate|sample_utils)\.py|models/(cache|base)\.py"),
+    "batch": (r"contracts/test_c10_", r"(generate|sample_utils)\.py|models/(cache|base)\.py"),
     "decoding": (r"contracts/", r"(generate|sample_utils)\.py|draft/|models/(cache|base|\w+)\.py"),
     "commands": (r"commands/", r"(generate|chat|server|cli)\.py|draft/"),
     "server": (r"server/", r"(server|generate|sample_utils|tokenizer_utils)\.py|models/cache\.py|draft/"),

@@ -37,8 +37,8 @@ def test_teardown(after): pass
 """
 EXPECTED = """# Wrong: small
 # numbers.
-contracts/c4_parity/test_some.py::test_exp*
-contracts/c4_parity/test_some.py::test_unexpected
+contracts/test_c4_some.py::test_exp*
+contracts/test_c4_some.py::test_unexpected
 test_gone.py::test_it
 
 # Not offered: it has no drafts.
@@ -76,9 +76,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, expected: st
     monkeypatch.setattr("conformance.plugin.nearest", file)
     pytester.makeconftest('pytest_plugins = ["conformance.plugin"]')
     pytester.makepyfile(test_other="from mlx_lm.nothing_like_it import drafts")
-    folder = pytester.mkdir("contracts") / "c4_parity"
-    folder.mkdir()
-    (folder / "test_some.py").write_text(TESTS)
+    (pytester.mkdir("contracts") / "test_c4_some.py").write_text(TESTS)
     pytester.runpytest_inprocess("-p", "no:cacheprovider", "--adapter=stock", "--report=stock.jsonl")
     return {test.partition("::test_")[2] or test: one for test, one in read(pytester.path / "stock.jsonl")[1].items()}
 
@@ -93,7 +91,7 @@ def test_each_outcome(
     assert found["expected"].expected == "Wrong: small numbers."
     assert found["test_other.py::import"].expected == "Not offered: it has no drafts."
     assert [one.message for one in found.values() if "no test is test_gone.py::test_it" in one.message]
-    lines = (json.dumps(HELD | {"nodeid": f"contracts/c4_parity/test_a.py::{n}"}) + "\n" for n in range(12))
+    lines = (json.dumps(HELD | {"nodeid": f"contracts/test_c4_a.py::{n}"}) + "\n" for n in range(12))
     (pytester.path / "patched.jsonl").write_text("".join(lines))
     document = pytester.path / "releases.md"
     document.write_text("a\n<!-- scorecard -->\nold\n<!-- end scorecard -->\nb\n")

@@ -1,1 +1,0 @@
-"""C10: each row of a batch decodes as it does alone."""

@@ -1,1 +1,0 @@
-"""C4: drafting gives the tokens and log probabilities of plain decoding."""

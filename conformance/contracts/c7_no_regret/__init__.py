@@ -1,1 +1,0 @@
-"""C7: drafting that does not pay is shortened, without extra passes to measure costs."""

@@ -1,1 +1,0 @@
-"""C9: two ranks decode the same tokens as one."""
