@@ -30,8 +30,6 @@ class Fault:
     says: str = ""
     # What gets it: the series, or the release as it is.
     tree: Literal["series", "release"] = "series"
-    # Whether it is planted only with CONFORMANCE_PROFILE=full: faults like it are planted by default.
-    full: bool = False
 
     def apply(self, source: str) -> str:
         """The source with the fault.
@@ -56,8 +54,7 @@ def read(path: Path) -> list[Fault]:
 
 def faults() -> list[Fault]:
     """The faults of this folder."""
-    found = [fault for path in sorted(FOLDER.glob("*.toml")) for fault in read(path)]
-    return [fault for fault in found if not fault.full or os.environ.get("CONFORMANCE_PROFILE") == "full"]
+    return [fault for path in sorted(FOLDER.glob("*.toml")) for fault in read(path)]
 
 
 def plant(package: Path, into: Path, fault: Fault | None = None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from conformance.series.patches import DEFAULT, RELEASES
 # These tests are about this repository. The installed mlx-lm does not matter.
 pytestmark = pytest.mark.repository
 
-FAULTS = (ROOT / "conformance" / "upstream" / "faults.toml").read_text()
-TITLES = set(re.findall(r'^title = "(.*)"$', FAULTS, re.MULTILINE))
+FAULTS = (ROOT / "conformance" / "upstream" / "faults.toml").read_text("utf-8")
+TITLES = set(tomllib.loads(FAULTS)["fault"])
 
 
 def test_the_nearest_release(tmp_path: Path) -> None:
