@@ -75,8 +75,7 @@ def main(args: argparse.Namespace) -> int:
         changes = [change(base.package, tree.package, name, coverage) for name, coverage in covered]
         changes = [one for one in changes if one.lines]
     adapters = [f"--adapter={name}" for name in tree.adapters]
-    python = os.path.relpath(tree_at / "venv" / "bin" / "python")
-    pytest = ["env", f"CONFORMANCE_SEED={SEED}", python, "-m", "pytest", "-o", "addopts=", *adapters]
+    pytest = [f"CONFORMANCE_SEED={SEED}", os.path.relpath(tree.python), "-m", "pytest", "-o", "addopts=", *adapters]
     again = [os.path.relpath(ROOT / "scripts" / "judge.sh"), args.tree, "--base", base_name, *adapters]
     judged = Judgement((base_name, args.tree), found, differences(right, found), changes, pytest, again)
     file = args.markdown or tree_at / "judged.md"

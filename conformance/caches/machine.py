@@ -21,7 +21,7 @@ from conformance.oracle.findings import broken, not_offered, not_shown
 from conformance.oracle.profiles import FULL
 
 SEARCH = settings(
-    max_examples=2000 if FULL else 40,
+    max_examples=2000 if FULL else 80,
     stateful_step_count=25 if FULL else 10,
     deadline=None,
     database=None,

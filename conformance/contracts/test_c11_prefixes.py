@@ -8,8 +8,8 @@ from zlib import crc32
 
 import pytest
 
-from conformance.oracle.sessions import ANSWER, PROMPT, Session, partly
 from conformance.oracle.profiles import FULL
+from conformance.oracle.sessions import ANSWER, PROMPT, Session, partly
 from conformance.subjects.architectures import SHORT, batched, bounded, build, classes
 from conformance.subjects.decoded import WINDOW
 

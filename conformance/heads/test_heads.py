@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.draft import HeadDraftStrategy, HeadedModel
 
-from conformance.oracle import sessions
 from conformance.drafters import Head
+from conformance.oracle import sessions
 from conformance.oracle.heads import held
 from conformance.subjects.architectures import make_cache
 from conformance.subjects.decoded import FAMILIES, model_of
