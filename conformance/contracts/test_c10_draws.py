@@ -12,7 +12,7 @@ import pytest
 
 from conformance.drafters import VOCAB, AtDepth
 from conformance.oracle.findings import not_shown
-from conformance.oracle.rows import FREE, Plain, Rows, prompt_of
+from conformance.oracle.rows import FREE, NEAR_TIE, Plain, Rows, prompt_of
 from conformance.subjects.decoded import FAMILIES, FOLLOWER, model_of, unsteered
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -39,7 +39,7 @@ def test_a_likely_draft_is_drawn_against() -> None:
     rows = [plain.ask(prompt_of(n), 40, None, 2.0) for n in (9, 12)]
     batch = Rows(plain, draft_costs=FREE)
     for row in rows:
-        assert row.right.sure == row.max_tokens, "noise may change what it draws"
+        assert min(row.right.margins) > NEAR_TIE, "noise may change what it draws"
         row.strategy = Followers()
     batch.insert(*rows)
     batch.finish()
