@@ -30,7 +30,7 @@ SEARCH = settings(
     suppress_health_check=list(HealthCheck),
 )
 # What can be done with the rows of a batch is more.
-ROWS = settings(SEARCH, max_examples=2000 if FULL else 40, stateful_step_count=25 if FULL else 20)
+ROWS = settings(SEARCH, max_examples=2000 if FULL else 60, stateful_step_count=25 if FULL else 20)
 # For so many seconds hypothesis looks for a shorter program. By default it does so for five minutes.
 SHORTEN = float(os.environ.get("CONFORMANCE_SHORTEN", 40))
 # The programs that the judge compares with those of the base where a test fails on both.
@@ -198,8 +198,7 @@ class CacheMachine(Program, RuleBasedStateMachine):
     @rule(data=st.data())
     def filter(self, data: st.DataObject) -> None:
         """Rows leave."""
-        n = len(self.state.right.sizes)
-        keep = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=max(n - 1, 1))))
+        keep = sorted(data.draw(st.sets(st.integers(0, len(self.state.right.sizes) - 1), min_size=1)))
 
         def leave() -> None:
             self.do(f"[c.filter(mx.array({keep})) for c in {self.state.name}]")
