@@ -76,5 +76,5 @@ def versions(text: str) -> str:
 
 def test_the_number_of_patches() -> None:
     text = text_of(README) + text_of(USE) + text_of("CHANGELOG.md").partition("\n- ")[0]
-    shown = re.findall(r"lookup\.(\d+)|\(\d+/(\d+)\)|^(?:## )?(\d+)(?: patches|$)", text, re.MULTILINE)
+    shown = re.findall(r"lookup\.(\d+)|\(\d+/(\d+)\)|(?:^|with the |## )(\d+)(?: patches|$)", text, re.MULTILINE)
     assert {int("".join(number)) for number in shown} == {len(PATCHES)}
