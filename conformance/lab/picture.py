@@ -38,8 +38,9 @@ def passes() -> list[list[str]]:
     for response in stream_generate(model, tokenizer, prompt, max_tokens=100, **options):
         if response.token in tokenizer.eos_token_ids:
             break
-        before, _ = tokenizer.decode(tokens), tokens.append(response.token)
-        found[-1].append(tokenizer.decode(tokens)[len(before) :])
+        n_before = len(tokenizer.decode(tokens))
+        tokens.append(response.token)
+        found[-1].append(tokenizer.decode(tokens)[n_before:])
         if not response.from_draft:
             found.append([])
     return [one for one in found if one]

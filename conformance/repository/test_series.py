@@ -82,7 +82,7 @@ def sizes() -> dict[str, tuple[int, int]]:
         "grammar": (code["grammar"], 674),
         "the tests of grammar": (tests["grammar"], 1000),
         "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 13_570),
-        "conformance/lab/": (lab, 3_680),
+        "conformance/lab/": (lab, 3_681),
         "scripts/": (lines_of(ROOT / "scripts"), 1_197),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
 
