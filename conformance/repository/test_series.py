@@ -74,7 +74,7 @@ def sizes() -> dict[str, tuple[int, int]]:
     lab = lines_of(ROOT / "conformance" / "lab")
     return {
         "the series": (sum(code[stage] for stage in order() if stage not in apart), 7926),
-        "the series up to core": (sum(code[stage] for stage in to_core), 2348),
+        "the series up to core": (sum(code[stage] for stage in to_core), 2395),
         "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 4754),
         "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 7641),
         "prefixes": (code["prefixes"], 513),
