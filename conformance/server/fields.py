@@ -44,7 +44,7 @@ PENALTIES = ("repetition", "presence", "frequency")
 # Each field that mlx_lm.server reads: some of what it may be, and what is refused.
 FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
     "messages": ([*([turn] for turn in TURNS), TURNS[:3], TURNS[-2:], []], ["hi", 3, [3]]),
-    "prompt": (["hi", "def total(rows):\n", "\u2603\U0001f600"], [3, [5, 6]]),
+    "prompt": (["hi", "def total(rows):\n", "\u2603\U0001f600", ["hi"]], [3, [5, 6], []]),
     "max_tokens": ([1, 4], NUMBER),
     "max_completion_tokens": ([1, 4], NUMBER),
     "temperature": ([0, 0.5, 1.5], NUMBER),
