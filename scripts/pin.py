@@ -65,10 +65,16 @@ def run(
     if done.returncode and check:
         if "pip" in command and OFFLINE.search(done.stderr):
             why = "pip could not download packages: is the network there? Then run the same command again. It says: "
-            raise Refused(why + done.stderr.strip().splitlines()[-1])
+            raise Refused(why + reason(done.stderr))
         said = (done.stderr.strip() or (done.stdout or "").strip()).splitlines()[-12:]
         raise Refused(f"{' '.join(map(str, command[:6]))} failed: " + "\n".join(said))
     return done
+
+
+def reason(said: str) -> str:
+    """The last error that pip names."""
+    errors = [line for line in said.splitlines() if "ERROR: " in line] or said.splitlines() or [""]
+    return errors[-1].strip().removeprefix("ERROR: ")
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,7 @@ def download(into: Path, requirement: str, sha256: str, kind: str) -> None:
     # Somebody who waits for it sees how far it is.
     done = run(*pip, "--disable-pip-version-check", "-r", wanted, check=False, shown=sys.stdout.isatty())
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [""])[-1]
-        why = f"could not be downloaded: is it there, and the network? pip says: {said}\n"
+        why = f"could not be downloaded: is it there, and the network? pip says: {reason(done.stderr)}."
         if "DO NOT MATCH THE HASHES" in done.stderr:
             why = "on the package index does not have the pinned sha256."
         raise Refused(f"{requirement} {why} Nothing was changed.")

@@ -54,7 +54,7 @@ def committed(message: str) -> str:
 REFUSED = [
     Case(f"{APPLY} --release 0.1.0", r"mlx-lm 0\.1\.0 is not pinned; vendor/releases\.toml has "),
     Case(APPLY, r"has sha256 \w+, vendor/releases\.toml has \w+.* delete it", DAMAGED),
-    Case(APPLY, r"could not be downloaded .*network", "rm -r vendor/sdist"),
+    Case(APPLY, r"could not be downloaded: .*network\? pip says: No matching", "rm -r vendor/sdist"),
     Case(APPLY, r"(?s)does not apply to .*patch failed: \S+:\d+.*port\.sh", "sed -i.old 's/^ .*$/&./' patches/fixes/*"),
     Case(APPLY, "^error: No space left on device: ", FULL_DISK),
     Case(APPLY, r"has other branches, tags or stashes \(other\)", f"{PULLED}; git -C {CHECKOUT} branch other"),
@@ -157,6 +157,12 @@ def test_the_demo_does_what_it_says(monkeypatch: pytest.MonkeyPatch, capfd: pyte
 
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if path.name not in ("shared.sh", "tox.sh"))
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_another_shell_runs_them() -> None:
+    command = ["zsh", ROOT / "scripts" / "apply.sh", "--help"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("usage: scripts/apply.sh ")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
