@@ -10,10 +10,10 @@ import openai
 import pydantic
 import pytest
 
-from conformance import FIXTURE
 from conformance.doors.server.process import Body, Inside, inside
 from conformance.doors.server.requests import Right, send
 from conformance.oracle.findings import broken
+from conformance.pages import USE, text_of
 from conformance.server.instruments import counters
 from conformance.server.traffic import ASK, CODE, EDITED, GATE_OFF, SHORT
 from conformance.subjects.prompts import PROMPTS, chat, fenced
@@ -43,15 +43,25 @@ def test_models(client: openai.OpenAI) -> None:
             broken(f"asked for the model {model.id}, it answers {found}")
 
 
-def test_the_curl_of_the_document_changes_something(server: Inside) -> None:
-    document = (FIXTURE.parents[1] / "docs" / "use.md").read_text()
-    command = document.split("<!-- curl -->\n")[1].split("<!-- end curl -->")[0]
+def answered(server: Inside, mark: str) -> Any:
+    """What a curl of the document gets."""
+    command = text_of(USE).split(f"<!-- {mark} -->\n")[1].split(f"<!-- end {mark} -->")[0]
     _, address, *_, body = shlex.split(command)
-    said = server.post(json.loads(body), address.removeprefix("localhost:8080")).json()
+    return server.post(json.loads(body), address.removeprefix("localhost:8080")).json()
+
+
+def test_the_curl_of_the_document_changes_something(server: Inside) -> None:
+    said = answered(server, "curl")
     assert said["choices"][0]["message"]["content"].count("count") == 3
     details = said["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0
     assert details["draft"]["forwards"] < said["usage"]["completion_tokens"]
+
+
+def test_the_curl_of_the_document_calls_a_tool(server: Inside) -> None:
+    pytest.importorskip("llguidance", reason='llguidance is not installed: pip install "mlx-lm[grammar]"')
+    (called,) = answered(server, "curl tool")["choices"][0]["message"]["tool_calls"]
+    assert json.dumps(called["function"]) in text_of(USE)
 
 
 class Lamp(pydantic.BaseModel):
