@@ -73,14 +73,14 @@ def sizes() -> dict[str, tuple[int, int]]:
     apart = {"prefixes", "grammar"}
     lab = lines_of(ROOT / "conformance" / "lab")
     return {
-        "the series": (sum(code[stage] for stage in order() if stage not in apart), 7926),
-        "the series up to core": (sum(code[stage] for stage in to_core), 2395),
-        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 4754),
-        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 7641),
+        "the series": (sum(code[stage] for stage in order() if stage not in apart), 7951),
+        "the series up to core": (sum(code[stage] for stage in to_core), 2405),
+        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 4762),
+        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 6825),
         "prefixes": (code["prefixes"], 513),
-        "the tests of prefixes": (tests["prefixes"], 683),
-        "grammar": (code["grammar"], 674),
-        "the tests of grammar": (tests["grammar"], 1000),
+        "the tests of prefixes": (tests["prefixes"], 540),
+        "grammar": (code["grammar"], 694),
+        "the tests of grammar": (tests["grammar"], 860),
         "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 13_570),
         "conformance/lab/": (lab, 3_681),
         "scripts/": (lines_of(ROOT / "scripts"), 1_197),
