@@ -50,8 +50,8 @@ def test_strategies_that_are_wrong_cost_the_credit(make: Make) -> None:
         check_rows(decode(asked, size, device_costs(device), make))
 
 
-def head() -> HeadDraftStrategy:
-    strategy = HeadDraftStrategy()
+def head(lookup: Wrong | None = None) -> HeadDraftStrategy:
+    strategy = HeadDraftStrategy(lookup)
     strategy.cost = COST_OF_HEAD
     return strategy
 
@@ -67,11 +67,12 @@ def test_a_head_beside_a_wrong_lookup(cost: float) -> None:
     assert result.spent <= most, f"{n} tokens cost {result.spent:.2f} passes, not {most:.2f} at most"
 
 
-def test_all_rows_wait_for_a_head() -> None:
-    """One is drafted by it. The other has no drafts, and bears no more of them than of the blocks."""
-    asked = [(Request([0], [7] * 60), drafted) for drafted in (True, False)]
-    for device in ("metal", "cuda"):
-        check_rows(decode(asked, 2, device_costs(device), head))
+@pytest.mark.parametrize("lookup", [None, Wrong(7)], ids=["alone", "beside a lookup"])
+def test_all_rows_wait_for_a_head(lookup: Wrong | None) -> None:
+    """Two are drafted by it. The other has no drafts, and bears no more of them than of the blocks."""
+    asked = [(Request([0], [7] * 60), drafted) for drafted in (True, True, False)]
+    for device, size in (("metal", 2), ("cuda", 3)):
+        check_rows(decode(asked[-size:], size, device_costs(device), lambda: head(lookup)))
 
 
 @pytest.mark.parametrize("factor", [4, 0.25])
