@@ -39,7 +39,7 @@ from conformance.oracle.findings import not_offered
 # The draft model for the commands.
 FIXTURE = str(PATH)
 # The adapters of this folder, in the order in which ``find`` tries them.
-SHIPPED = ("series", "stock", "heads")
+SHIPPED = ("series", "stock")
 # The draft models that need not be right once.
 WRONG = ("contrary", "unrelated")
 # What drafts with a head.
@@ -170,16 +170,30 @@ class Adapters:
         return one.stream(model, prompt, drafts, tokenizer, **options)
 
 
+def module_of(command: str) -> ModuleType:
+    # The package also has a function with the name generate.
+    return importlib.import_module(f"mlx_lm.{command}")
+
+
+def options_of(command: str) -> dict[str, argparse.Action]:
+    """The options of a command, by their long names."""
+    reading = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=SystemExit)
+    with reading as parse_args, suppress(SystemExit):
+        module_of(command).main()
+    return by_name(parse_args.call_args.args[0])
+
+
+def by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    options = (action for action in parser._actions if action.option_strings and action.dest != "help")
+    return {max(action.option_strings, key=len): action for action in options}
+
+
 def _parses(command: str, how: Sequence[str]) -> bool:
     """Whether the parser of a command has all of these options."""
-    reading = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=SystemExit)
     try:
-        with reading as parse_args, suppress(SystemExit):
-            importlib.import_module(f"mlx_lm.{command}").main()
+        return {option for option in how if option.startswith("--")} <= options_of(command).keys()
     except ImportError:
         return False
-    has = parse_args.call_args.args[0]._option_string_actions
-    return all(option in has for option in how if option.startswith("--"))
 
 
 def arguments_of(function: str) -> set[str]:
@@ -187,8 +201,7 @@ def arguments_of(function: str) -> set[str]:
 
     One that takes others by ``**`` takes those of decoding.
     """
-    # An import from the package would give the function generate.
-    found = getattr(importlib.import_module("mlx_lm.generate"), function, None)
+    found = getattr(module_of("generate"), function, None)
     named = inspect.signature(found).parameters if found is not None else {}
     return set(named) | (DECODING if any(one.kind is one.VAR_KEYWORD for one in named.values()) else set())
 

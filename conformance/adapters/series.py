@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,8 +14,9 @@ from mlx_lm.models.cache import restore_prompt_cache as restore
 from mlx_lm.models.cache import snapshot_prompt_cache as snapshot
 from mlx_lm.models.cache import trim_prompt_cache as trim
 
-from conformance.adapters import DECODING, FIXTURE, Drafts, arguments_of
-from conformance.drafters import VOCAB, AtDepth, Scripted
+from conformance.adapters import DECODING, FIXTURE, HEADS, Drafts, arguments_of
+from conformance.adapters.stock import side_by_side
+from conformance.drafters import VOCAB, AtDepth, Head, Scripted
 from conformance.oracle.findings import WHOLE
 
 __all__ = ["can_trim", "restore", "snapshot", "trim"]
@@ -63,17 +65,28 @@ MAKERS: dict[str, Callable[[list[int]], Any]] = {
 }
 # A stage of the series may not have all.
 DRAFTERS = tuple(name for name in MAKERS if not name.endswith("Strategy") or hasattr(draft, name))
+DRAFTERS += HEADS if hasattr(draft, "HeadedModel") else ()
 
 
-def _how(drafts: Drafts, options: dict[str, Any]) -> dict[str, Any]:
-    drafts.strategy = MAKERS[drafts.name](list(drafts.right))
-    longest = 5 if drafts.name.endswith("Strategy") else 3
-    return {"draft_strategy": drafts.strategy, "num_draft_tokens": longest, **WHOLE, **options}
+def _drafting(model: Any, drafts: Drafts, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model, and the options that draft with it. A head knows the text by places, also in a second turn."""
+    if drafts.name in HEADS:
+        n_held = drafts.left[0][0].offset if drafts.left else 0
+        model = draft.HeadedModel(model, Head([0] * n_held + list(drafts.right)))
+        drafts.strategy = draft.HeadDraftStrategy(draft.EditStrategy() if drafts.name == "head and edit" else None)
+    else:
+        drafts.strategy = MAKERS[drafts.name](list(drafts.right))
+    longest = 3 if drafts.name in MAKERS and not drafts.name.endswith("Strategy") else 5
+    return model, {"draft_strategy": drafts.strategy, "num_draft_tokens": longest, **WHOLE, **options}
 
 
-def decode(model: Any, prompt: list[int], drafts: Drafts, **options: Any) -> Iterator[Any]:
-    yield from speculative_generate_step(mx.array(prompt), model, **_how(drafts, options))
+def decode(model: Any, prompt: list[int], drafts: Drafts, *, prompt_cache: Any, **options: Any) -> Iterator[Any]:
+    model, how = _drafting(model, drafts, options)
+    yield from side_by_side(partial(speculative_generate_step, mx.array(prompt), model, **how), drafts, prompt_cache)
 
 
-def stream(model: Any, prompt: list[int], drafts: Drafts, tokenizer: Any, **options: Any) -> Iterator[Any]:
-    yield from stream_generate(model, tokenizer, mx.array(prompt), **_how(drafts, options))
+def stream(
+    model: Any, prompt: list[int], drafts: Drafts, tokenizer: Any, *, prompt_cache: Any, **options: Any
+) -> Iterator[Any]:
+    model, how = _drafting(model, drafts, options)
+    yield from side_by_side(partial(stream_generate, model, tokenizer, mx.array(prompt), **how), drafts, prompt_cache)

@@ -6,67 +6,46 @@ Blocks are what single steps are, bit for bit, or in float32 close to them where
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx import nn
 from mlx_lm.draft import DraftStats
 from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.base import SHORT_BLOCK
-from mlx_lm.models.cache import can_trim_prompt_cache, snapshot_prompt_cache
+from mlx_lm.models.cache import snapshot_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from conformance.architectures.chosen import asked
+from conformance.architectures import asked
 from conformance.drafters import VOCAB, Scripted
 from conformance.oracle.compare import MOST
 from conformance.oracle.findings import WHOLE, broken
 from conformance.oracle.profiles import FULL
-from conformance.oracle.rows import FREE, Plain, Row, Rows, close, prompt_of
-from conformance.oracle.run import Run, compare_tokens, within
+from conformance.oracle.recorder import Run
+from conformance.oracle.rows import CLOSE, FREE, Plain, Rows, prompt_of
+from conformance.oracle.run import compare_tokens
 from conformance.subjects.architectures import (
     CONFIGS,
+    GROUP,
     RESTORED,
     ROUNDING,
     SHORT,
     batched,
     bounded,
     build,
-    leaves,
+    is_row_identical,
     make_cache,
     outline,
+    quantize,
     recurrent,
     runnable,
 )
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
-LONG = [(7 * i + 3) % VOCAB for i in range(21)]
+LONG = prompt_of(21)
 PROMPTS = {"short": [5, 9, 3], "past the window": LONG}
 # The longest draft, and enough tokens for each depth of it to come up.
 DRAFT, TOKENS = 4, 14
-
-
-def is_inexact(name: str) -> bool:
-    """Whether blocks round in another way than single steps."""
-    return mx.default_device() != mx.cpu or name in ROUNDING
-
-
-@pytest.mark.parametrize("name", [name for name in bounded() if name not in RESTORED])
-def test_the_end_of_a_block_can_be_dropped(name: str) -> None:
-    """What a new recurrent layer lacks is said here, before its drafts cost twice as much."""
-    model = outline(name)
-    caches = make_cache(model)
-    model(mx.array([LONG]), cache=caches)
-    snapshot_prompt_cache(caches)
-    model(mx.array([LONG[:DRAFT]]), cache=caches)
-    for i, layer in enumerate(leaves(caches)):
-        if not can_trim_prompt_cache([layer], DRAFT - 1):
-            broken(
-                f"{name}: its cache {i} ({type(layer).__name__}) cannot drop the end of a block. A recurrent layer "
-                "says with runs_again and last_rows of mlx_lm.models.recurrent what it computes again; "
-                "a model that cannot is a row of RESTORED in conformance/subjects/architectures.py"
-            )
 
 
 @pytest.mark.parametrize(
@@ -81,20 +60,26 @@ def test_the_end_of_a_block_can_be_dropped(name: str) -> None:
 def test_parity(name: str, where: str) -> None:
     """The tokens, log probabilities and cache of plain decoding, at every depth of acceptance, in one pass a block."""
     model, prompt = build(name), PROMPTS[where]
-    plain, cache = Plain(model), make_cache(model)
+    plain, got = Plain(model), Run(prompt, make_cache(model), stats=DraftStats())
     right = plain.answer(tuple(prompt), TOKENS)
-    drafter, stats = Scripted(right.text, VOCAB), DraftStats()
-    options = {"max_tokens": TOKENS, "prompt_cache": cache, "num_draft_tokens": DRAFT, "stats": stats, **WHOLE}
-    got = Run().take(speculative_generate_step(mx.array(prompt), model, draft_strategy=drafter, **options))
-    most = MOST if is_inexact(name) else 0.0
-    compare_tokens(got, right, f"{name}, {where}: ", within(most))
+    drafter = Scripted(right.text, VOCAB)
+    got.loop(speculative_generate_step, model, TOKENS, draft_strategy=drafter, num_draft_tokens=DRAFT, **WHOLE)
+    most, stats = 0.0 if is_row_identical(name) else MOST, got.stats
+    compare_tokens(got, right, f"{name}, {where}: ", most)
     # The logits of the next turn have a larger scale.
-    if (off := plain.off(cache, prompt, right.tokens)) > 16 * most:
+    if (off := plain.off(got.cache, prompt, right.tokens)) > 16 * most:
         broken(f"{name}, {where}: the next turn is off by {off:.2g}")
     assert set(range(DRAFT)) <= set(drafter.depths), f"{name}: of the depths, only {set(drafter.depths)} came up"
     # One pass for the last token of the prompt, one for each cycle, and one at the end after a restore.
     passes = TOKENS + 1 - stats.accepted + (name in RESTORED)
     assert stats.forwards <= passes, f"{name}: {stats.forwards} forward passes instead of {passes}"
+    n_fed = len(prompt) - 1 + stats.forwards + stats.drafted
+    if name not in RESTORED and sum(got.blocks) != n_fed:
+        broken(
+            f"{name}, {where}: blocks of {got.blocks} are {sum(got.blocks)} tokens, not {n_fed}: accepted ones "
+            "are fed again. A recurrent layer says with runs_again and last_rows of mlx_lm.models.recurrent what it "
+            "computes again; a model that cannot is a row of RESTORED in conformance/subjects/architectures.py"
+        )
 
 
 # For each batch, the length of a row's prompt, the share of its drafts that is right, or None for no drafts, and the
@@ -108,8 +93,6 @@ BELOW: dict[str, list[tuple[int, float | None, int]]] = {
     "one row": [(5, 0.5, 8)],
     "several lengths": [(5, 1.0, 9), (3, 0.5, 9), (2, 0.0, 6), (1, None, 6)],
 }
-# The rounding of float32 logits in attention with padding, which adds in another order.
-PADDED = 1e-5
 
 
 def check_rows(name: str, batch: str, dtype: mx.Dtype = mx.float32) -> None:
@@ -118,11 +101,7 @@ def check_rows(name: str, batch: str, dtype: mx.Dtype = mx.float32) -> None:
     alone = Plain(model)
     rows = (BELOW if name in SHORT else BATCHES)[batch]
 
-    def near(row: Row, distance: float, scale: int) -> bool:
-        # Padding adds in another order, also in the next turn.
-        padded = batch != "one row" or (scale > 1 and distance < PADDED)
-        return distance == 0 or ((padded or is_inexact(name)) and close(row, distance, scale))
-
+    near = 0.0 if batch == "one row" and is_row_identical(name) else CLOSE
     served = Rows(alone, near, draft_costs=FREE)
     found = [alone.ask(prompt_of(length), n, share) for length, share, n in rows]
     served.insert(*found[:-1])
@@ -168,9 +147,7 @@ def test_rows_in_16_bits(name: str) -> None:
     check_rows(name, "one row", mx.bfloat16)
 
 
-GROUP, FORMS = 32, ("4 bits", "float32")
-# Quantized experts need an argument that the oldest mlx that mlx-lm allows does not take.
-UNQUANTIZED = () if "global_scale" in (mx.gather_qmm.__doc__ or "") else (SwitchLinear,)
+FORMS = ("4 bits", "float32")
 
 
 def widened(config: Any) -> Any:
@@ -179,19 +156,6 @@ def widened(config: Any) -> Any:
         return config
     wide = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
     return {key: GROUP if key in wide else widened(value) for key, value in config.items()}
-
-
-def quantize(model: Any) -> None:
-    """Quantize all layers that can be, of those that the model does not leave out."""
-    wanted = getattr(model, "quant_predicate", None) or (lambda *_: True)
-
-    def is_quantized(path: str, layer: Any) -> bool:
-        # afm7 has a layer that does not know the modes of mlx.
-        can = hasattr(layer, "to_quantized") and "mode" in signature(layer.to_quantized).parameters
-        can &= not isinstance(layer, UNQUANTIZED)
-        return can and layer.weight.shape[-1] % GROUP == 0 and bool(wanted(path, layer))
-
-    nn.quantize(model, group_size=GROUP, bits=4, class_predicate=is_quantized)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import cache
 
-from conformance.architectures.chosen import asked
+from conformance.architectures import asked
 from conformance.oracle.findings import broken
 from conformance.subjects.architectures import build, logits, make_cache, recurrent
 

@@ -9,9 +9,10 @@ import mlx.core as mx
 import pytest
 
 from conformance.adapters import Adapters
+from conformance.drafters import VOCAB
 from conformance.oracle.findings import broken, not_offered
 from conformance.plugin import note
-from conformance.subjects.architectures import CONFIGS, PROMPT, STEPS, UNRUNNABLE, VOCAB, logits, runnable
+from conformance.subjects.architectures import CONFIGS, PROMPT, STEPS, UNRUNNABLE, logits, runnable
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 

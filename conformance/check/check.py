@@ -6,8 +6,9 @@ python -m conformance check --model conformance/fixture
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -20,18 +21,7 @@ from conformance import first_line
 from conformance.check.prompts import Unusable, built_in, encode
 from conformance.check.verdicts import CLEAR, EXACT, FAULT, NEAR_TIE, Verdict, judge
 from conformance.drafters import Scripted
-from conformance.oracle.recorder import (
-    Block,
-    Recording,
-    Task,
-    Watched,
-    gaps,
-    next_turn,
-    offsets_of,
-    plain,
-    rows_of,
-    until_the_end,
-)
+from conformance.oracle.recorder import Block, Run, block_of, differ_at, fed, gaps, plain
 
 RUNS = 3
 # The run whose drafts are wrong on purpose, and the longest of them.
@@ -83,66 +73,75 @@ class Report:
         return max((verdict.kind for verdict in self.verdicts.values()), key=EXITS.index)
 
 
-def drafted(model: Any, task: Task, strategy: Any, **options: Any) -> Recording:
+def drafted(model: Any, prompt: Sequence[int], n: int, strategy: Any, eos: Collection[int] = (), **options: Any) -> Run:
     """Decode as a user drafts, and keep what the run saw. Without costs for them, drafts are fed whole."""
-    watched, cache, stats = Watched(model), make_prompt_cache(model), DraftStats()
-    # When a token is yielded, the row of the next one has been taken from the last block that was fed.
-    owners: list[Block] = []
+    run, owners = Run([*prompt], make_prompt_cache(model), stats=DraftStats()), list[Block]()
 
     def note(*progress: int) -> None:
-        if not progress or progress[0] == progress[1]:
-            owners.append(watched.blocks[-1])
+        if progress[0] == progress[1]:
+            owners.append(blocks[-1])
 
-    steps = speculative_generate_step(
-        mx.array(task.prompt),
-        watched,
-        draft_strategy=strategy,
-        disable_adaptive_gate="draft_costs" not in options,
-        max_tokens=task.max_tokens,
-        prompt_cache=cache,
-        prompt_progress_callback=note,
-        eos_token_ids=task.eos,
-        stats=stats,
-        **options,
-    )
-    tokens, rows = until_the_end(task, steps, note)
-    last = offsets_of(cache)
-    return Recording(tokens, rows, next_turn(model, cache, task.after), {}, last, owners[: len(rows)], stats)
+    def noted(steps: Iterator[Any]) -> Iterator[Any]:
+        for step in steps:
+            # When a token is yielded, the row of the next one has been taken from the last block that was fed.
+            owners.append(blocks[-1])
+            yield step
+
+    with fed(model, block_of) as blocks:
+        steps = speculative_generate_step(
+            mx.array(prompt),
+            model,
+            draft_strategy=strategy,
+            disable_adaptive_gate="draft_costs" not in options,
+            max_tokens=n,
+            prompt_cache=run.cache,
+            prompt_progress_callback=note,
+            eos_token_ids=eos,
+            stats=run.stats,
+            **options,
+        )
+        run.take(noted(steps), eos)
+        steps.close()
+    run.owners = owners[: len(run.rows)]
+    return run.leave(model)
 
 
-def examine(model: Any, name: str, task: Task, strategy: Callable[[], Any], say: Say, **options: Any) -> Report:
-    """Decode one prompt in all ways."""
+def examine(
+    model: Any, name: str, prompt: Sequence[int], ends: Any, strategy: Callable[[], Any], say: Say, **options: Any
+) -> Report:
+    """Decode one prompt in all ways, up to the same ends."""
     say("plain")
     try:
-        first, *others = [plain(model, task) for _ in range(RUNS)]
+        first, *others = [plain(model, prompt, **ends) for _ in range(RUNS)]
     except Exception as error:
         raise Unusable(CANNOT.format(said=first_line(error))) from error
-    report = Report(name, len(task.prompt), first.tokens)
+    report = Report(name, len(prompt), first.tokens)
     for run in others:
-        pairs = enumerate(zip(run.tokens, first.tokens, strict=False))
-        same = next((i for i, (x, y) in pairs if x != y), min(len(run.tokens), len(first.tokens)))
+        same = differ_at(run.tokens, first.tokens)
         report.plain_differ += [same] * (run.tokens != first.tokens)
         # The row at which they part is of the same text.
         report.floor = max([report.floor, *gaps(run.rows[: same + 1], first.rows[: same + 1])])
+    decode = partial(drafted, model, prompt, **ends)
+    ways: dict[str, Callable[[], Run]] = {
+        f"drafted {number}": lambda: decode(strategy=strategy(), **options) for number in range(1, RUNS + 1)
+    }
     # Drafts that are wrong at each place in turn, whatever the text is like.
-    text = [*task.prompt, *first.tokens]
-    scripted = {"num_draft_tokens": SCRIPTED, "draft_margin": options["draft_margin"]}
-    known: list[tuple[Recording, Verdict]] = []
-    for what in (*(f"drafted {number}" for number in range(1, RUNS + 1)), DEPTHS):
+    wrong = Scripted(first.text, max(first.text) + 1)
+    scripted = {"strategy": wrong, "num_draft_tokens": SCRIPTED, "draft_margin": options["draft_margin"]}
+    ways[DEPTHS] = lambda: decode(**scripted)
+    known: list[tuple[Run, Verdict]] = []
+    for what, way in ways.items():
         say(what)
         try:
-            if what == DEPTHS:
-                run = drafted(model, task, Scripted(text, max(text) + 1), **scripted)
-            else:
-                run = drafted(model, task, strategy(), **options)
+            run = way()
         except Exception as error:
             why = f"drafting raises {first_line(error)}, and plain decoding does not"
             report.verdicts[what] = Verdict(FAULT, False, 0.0, position=0, why=why)
             continue
         say(f"{what}: clean replays")
         # Runs that are the same share a verdict.
-        equal = (one for one in known if one[0].tokens == run.tokens and not any(gaps(rows_of(one[0]), rows_of(run))))
-        known.append(next(equal, None) or (run, judge(model, task, run, first, report.floor)))
+        equal = (one for one in known if one[0].tokens == run.tokens and not any(gaps(one[0].all_rows, run.all_rows)))
+        known.append(next(equal, None) or (run, judge(model, run, first, report.floor)))
         report.verdicts[what] = known[-1][1]
         if what != DEPTHS:
             report.pairs += RUNS
@@ -186,12 +185,12 @@ def main(args: argparse.Namespace, model: Any, tokenizer: Any, say: Say) -> dict
     gated = {} if costs is None else {"draft_costs": costs}
     draft = DraftOptions(args.draft_type)
     for number, (name, messages) in enumerate(prompts.items(), 1):
-        task = Task(encode(tokenizer, messages), args.max_tokens, frozenset(tokenizer.eos_token_ids))
+        prompt, ends = encode(tokenizer, messages), {"n": args.max_tokens, "eos": tokenizer.eos_token_ids}
 
         def step(what: str, where: str = f"{number}/{len(prompts)} {name}: ") -> None:
             say(where + what)
 
-        reports.append(examine(model, name, task, lambda: draft.make_strategy(model), step, **options, **gated))
+        reports.append(examine(model, name, prompt, ends, lambda: draft.make_strategy(model), step, **options, **gated))
         say("")
         print("\n".join(lines_of(reports[-1], lambda token: str(tokenizer.decode([token])))), flush=True)
     unsteady = any(report.plain_differ for report in reports)

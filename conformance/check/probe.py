@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.check.prompts import built_in, encode
 from conformance.lab.bench.models import block_seconds
-from conformance.oracle.recorder import Task, gap, replay
+from conformance.oracle.recorder import gap, replay
 from conformance.tables import table
 
 LENGTHS, QUICK = tuple(range(1, 33)), (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
@@ -31,11 +31,11 @@ def noises(model: Any, tokens: Sequence[int], lengths: Sequence[int], say: Say) 
     """The largest difference of a log probability from that of single tokens, in blocks of each length."""
     found = dict.fromkeys(lengths, 0.0)
     for context in CONTEXTS:
-        task, fed = Task(tuple(tokens[:context]), FED), tokens[context : context + FED]
-        single = replay(model, task, fed, ()).rows
+        text = tokens[:context], tokens[context : context + FED]
+        single = replay(model, *text, ()).rows
         for length in lengths:
             say(f"a context of {context}, blocks of {length}")
-            found[length] = max(found[length], gap(replay(model, task, fed, repeat(length)).rows, single))
+            found[length] = max(found[length], gap(replay(model, *text, repeat(length)).rows, single))
     return found
 
 

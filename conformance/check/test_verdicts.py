@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
-from mlx import nn
 from mlx_lm.draft.loop import Decoder
 from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache
 
@@ -23,7 +22,8 @@ from conformance.check.check import drafted
 from conformance.check.verdicts import EXACT, FAULT, NEAR_TIE, TIMES, Verdict, judge, step_of
 from conformance.drafters import VOCAB, Scripted
 from conformance.oracle.profiles import FULL
-from conformance.oracle.recorder import Recording, Task, plain
+from conformance.oracle.recorder import Run, plain
+from conformance.subjects.architectures import quantize
 from conformance.subjects.decoded import unsteered
 from conformance.subjects.inexact import OfAnotherKernel
 
@@ -75,18 +75,18 @@ PLANTED = [
 DEVICES = {"row-identical": (0.0, 0.0), "layers": (0.0, 0.01)}
 # So much noise that most runs have a near tie.
 ROUGH = (0.4, 0.01)
-LEAST = 40 if FULL else 10
+LEAST, TOKENS = 40 if FULL else 10, 24
 
 
-def task_of(seed: int) -> Task:
+def prompt_of(seed: int) -> list[int]:
     rng = random.Random(seed)
-    return Task(tuple(rng.randrange(VOCAB) for _ in range(21)), 24)
+    return [rng.randrange(VOCAB) for _ in range(21)]
 
 
 @cache
-def start(family: str, off: tuple[float, float], seed: int) -> tuple[Any, Recording]:
+def start(family: str, off: tuple[float, float], seed: int) -> tuple[Any, Run]:
     model = OfAnotherKernel(precise(family), *off)
-    return model, plain(model, task_of(seed))
+    return model, plain(model, prompt_of(seed), TOKENS)
 
 
 @cache
@@ -97,27 +97,23 @@ def precise(family: str) -> Any:
     if precision == "bf16":
         model.set_dtype(mx.bfloat16)
     elif precision == "4 bit":
-
-        def fits(_: str, part: Any) -> bool:
-            return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
-
-        nn.quantize(model, group_size=32, bits=4, class_predicate=fits)
+        quantize(model)
     elif precision:
         model.make_cache = lambda: [QuantizedKVCache(group_size=32, bits=8) for _ in model.layers]
     return model
 
 
-def scripted(model: Any, task: Task, right: Recording) -> Recording:
+def scripted(model: Any, right: Run) -> Run:
     """A run with drafts that are wrong at each place in turn."""
-    return drafted(model, task, Scripted([*task.prompt, *right.tokens], VOCAB), num_draft_tokens=3)
+    return drafted(model, right.prompt, TOKENS, Scripted(right.text, VOCAB), num_draft_tokens=3)
 
 
 def verdict(family: str, off: tuple[float, float], seed: int, fault: Any = None) -> Verdict:
     """The verdict on a run, with a fault planted while it decodes."""
-    task, (model, right) = task_of(seed), start(family, off, seed)
+    model, right = start(family, off, seed)
     with fault or nullcontext():
-        run = scripted(model, task, right)
-    return judge(model, task, run, right)
+        run = scripted(model, right)
+    return judge(model, run, right)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -154,13 +150,12 @@ def test_a_near_tie_is_no_fault(family: str) -> None:
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 def test_a_step_of_the_type_is_no_fault(dtype: Any) -> None:
     """Without other noise, a row may still differ by one step of its type: the type has no smaller differences."""
-    task = task_of(0)
     model = deepcopy(unsteered("llama"))
     model.set_dtype(dtype)
-    right = plain(model, task)
+    right = plain(model, prompt_of(0), TOKENS)
     for steps, kind in ((0, EXACT), (1, EXACT), (64, FAULT)):
-        run = scripted(model, task, right)
+        run = scripted(model, right)
         row = run.rows[9]
         worst = int(mx.argmin(row).item())
         run.rows[9] = row.at[worst].add(-steps * step_of(row))
-        assert (judge(model, task, run, right).kind, steps) == (kind, steps)
+        assert (judge(model, run, right).kind, steps) == (kind, steps)

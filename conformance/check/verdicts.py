@@ -6,21 +6,19 @@ import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Any
 
 import mlx.core as mx
 
 from conformance.oracle.recorder import (
     Block,
-    Recording,
-    Task,
+    Run,
     best_of,
     gaps,
     log_probabilities,
     next_turn,
     replay,
-    rows_of,
     state_after,
 )
 
@@ -96,19 +94,24 @@ class Comparison:
         floor: How far the rows of plain runs are from each other.
     """
 
-    def __init__(self, model: Any, task: Task, run: Recording, plain: Recording, floor: float) -> None:
-        self.model, self.task, self.run, self.n, self.noise = model, task, run, len(run.tokens), floor
-        self.single = plain if plain.tokens == run.tokens else replay(model, task, run.tokens, ())
-        self.got, self.right = rows_of(run), rows_of(self.single)
+    def __init__(self, model: Any, run: Run, plain: Run, floor: float) -> None:
+        self.model, self.run, self.n, self.noise = model, run, len(run.tokens), floor
+        self.single = plain if plain.tokens == run.tokens else self.replay(())
+        self.got, self.right = run.all_rows, self.single.all_rows
         # How far the run is from the nearest replay, and the replays in blocks from single steps.
         self.distances, self.apart = gaps(self.got, self.right), [0.0] * len(self.right)
         self.bits = not any(self.distances)
+        # The lengths of its blocks, and how many consecutive rows it has of each block.
+        self.lengths = sorted({block.length for block in run.owners})
+        self.split = [len([*rows]) for _, rows in groupby(run.owners, id)]
 
-    def replay(self) -> None:
+    def replay(self, split: Iterable[int]) -> Run:
+        return replay(self.model, self.run.prompt, self.run.tokens, split)
+
+    def replay_blocks(self) -> None:
         """Feed what the run fed, in blocks of each length that it used and in those that were left of its own."""
-        for length in [length for length in self.run.lengths if length > 1] + [0]:
-            split = repeat(length) if length else self.run.split
-            again = rows_of(replay(self.model, self.task, self.run.tokens, split))
+        for split in (*(repeat(length) for length in self.lengths if length > 1), self.split):
+            again = self.replay(split).all_rows
             apart = gaps(again, self.right)
             self.noise = max(self.noise, usual(apart))
             self.apart = [max(pair) for pair in zip(self.apart, apart, strict=True)]
@@ -132,7 +135,8 @@ class Comparison:
                 yield i, f"before the block of this token the caches say that they hold {said} tokens"
                 return
             last = block
-        if self.run.last_offsets != self.single.last_offsets:
+        held = len(self.run.text)
+        if self.run.offsets[held] != self.single.offsets[held]:
             yield self.n, "the caches that are left say that they hold another number of tokens"
 
     def start_of(self, i: int) -> int | None:
@@ -140,8 +144,8 @@ class Comparison:
 
         Where a cache was restored, right tokens are fed again in front of the next one.
         """
-        block, sequence = self.run.owners[i], [*self.task.prompt, *self.run.tokens]
-        fed, held = block.inputs.reshape(-1).tolist(), len(self.task.prompt) - 1 + i
+        block, sequence = self.run.owners[i], self.run.text
+        fed, held = block.inputs.reshape(-1).tolist(), len(self.run.prompt) - 1 + i
         for start in range(held, held - min(len(fed), MAX_FED_AGAIN), -1):
             right = fed[: held - start + 1] == sequence[start : held + 1]
             if right and block.offsets == self.single.offsets.get(start):
@@ -168,8 +172,8 @@ class Comparison:
 
     def look_again(self, i: int) -> None:
         """Feed the block of a row, what was rejected of it included, after many clean histories."""
-        rng, lengths = random.Random(i), [1, *self.run.lengths]
-        histories: list[Iterable[int]] = [*map(repeat, lengths), self.run.split]
+        rng, lengths = random.Random(i), [1, *self.lengths]
+        histories: list[Iterable[int]] = [*map(repeat, lengths), self.split]
         histories += [[rng.choice(lengths) for _ in self.run.tokens] for _ in range(HISTORIES)]
         for split in histories:
             row = self.after(i, split)
@@ -180,14 +184,13 @@ class Comparison:
 
     def after(self, i: int, split: Iterable[int]) -> mx.array:
         """What a row would have been after a clean history."""
-        model, task, tokens, owners = self.model, self.task, self.run.tokens, self.run.owners
+        model, prompt, text, owners = self.model, self.run.prompt, self.run.text, self.run.owners
         if i >= self.n:
-            return next_turn(model, state_after(model, task, tokens, split), task.after)[i - self.n]
+            return next_turn(model, state_after(model, text, len(prompt), split), prompt)[i - self.n]
         start = self.start_of(next(j for j in range(self.n) if owners[j] is owners[i]))
         assert start is not None
-        held = start - len(task.prompt)
-        layers = state_after(model, task, tokens[:held] if held >= 0 else None, split)
-        return log_probabilities(model(owners[i].inputs.reshape(1, -1), cache=layers)[0])[i - held - 1]
+        layers = state_after(model, text[:start], len(prompt), split)
+        return log_probabilities(model(owners[i].inputs.reshape(1, -1), cache=layers)[0])[i + len(prompt) - start - 1]
 
     def near_ties(self) -> Iterator[Divergence]:
         rows, right = self.run.rows, self.single.rows
@@ -197,16 +200,16 @@ class Comparison:
                 yield Divergence(i, best, token, *leads, self.noise_at(i), self.run.owners[i].length)
 
 
-def judge(model: Any, task: Task, run: Recording, plain: Recording, floor: float = 0.0) -> Verdict:
+def judge(model: Any, run: Run, plain: Run, floor: float = 0.0) -> Verdict:
     """Compare a drafted run with clean replays of its own tokens."""
-    one = Comparison(model, task, run, plain, floor)
+    one = Comparison(model, run, plain, floor)
     # No noise explains these.
     found = [*one.of_offsets(), *one.of_choice()]
     if found:
         position, why = min(found)
         return Verdict(FAULT, False, floor, position=position, why=why)
     if not one.bits:
-        one.replay()
+        one.replay_blocks()
         found += one.of_rows()
     verdict = Verdict(EXACT, one.bits, one.noise, list(one.near_ties()))
     for tie in verdict.near_ties:

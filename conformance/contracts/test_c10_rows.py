@@ -29,7 +29,7 @@ def plain(family: Family) -> Plain:
 
 def compare(family: Family, late: int = 0, processors: tuple[Any, ...] = (None, None, None)) -> None:
     """The last row joins when the others have so many tokens."""
-    batch = Rows(plain(family), lambda _, distance, scale: distance <= scale * most(family))
+    batch = Rows(plain(family), most(family))
     for i, (n, longest, processor) in enumerate(zip(PROMPTS, LENGTHS, processors, strict=True)):
         while i == 2 and all(len(row.tokens) < late for row in batch.running.values()):
             batch.step()

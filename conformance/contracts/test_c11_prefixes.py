@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
+import mlx.core as mx
 import pytest
 
+from conformance.drafters import Head
+from conformance.oracle.compare import held
+from conformance.oracle.findings import WHOLE
 from conformance.oracle.profiles import FULL
 from conformance.oracle.sessions import ANSWER, PROMPT, Session, partly
-from conformance.subjects.architectures import SHORT, batched, bounded, build, classes
-from conformance.subjects.decoded import WINDOW
+from conformance.subjects.architectures import SHORT, batched, bounded, build, classes, make_cache
+from conformance.subjects.decoded import FAMILIES, WINDOW, Family, model_of
 
 T = TypeVar("T")
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -54,6 +58,28 @@ def test_beside_a_draft_model() -> None:
     for n in (4, 5, 6):
         text = session.ask(PROMPT, lambda _: {"draft_model": draft_model}, n).text
         session.ask_edits(text, [len(text) - 1], lambda _: {"draft_model": draft_model})
+
+
+@pytest.mark.parametrize(
+    "family", [one for one in FAMILIES if one.name in ("qwen3_next", "gemma3_text")], ids=lambda one: one.name
+)
+def test_with_a_head(family: Family) -> None:
+    """The cache of both at a checkpoint is as if they had seen nothing else."""
+    from mlx_lm.draft import HeadDraftStrategy, HeadedModel  # A stage that comes later.
+
+    text = Session(family.name, model_of(family)).cold(PROMPT).text
+    headed = HeadedModel(model_of(family), Head(text))
+    session = Session(family.name, headed)
+
+    def drafts(_: list[int]) -> dict[str, Any]:
+        return {"draft_strategy": HeadDraftStrategy(), "num_draft_tokens": 3, **WHOLE}
+
+    for one in session.ask_edits(session.ask(PROMPT, drafts).text, (11, 17, 48, 70), drafts):
+        fresh = make_cache(headed)
+        headed(mx.array([one.text]), cache=fresh)
+        (tokens, shown), (others, right) = held(headed, one.cache), held(headed, fresh)
+        assert tokens == others == one.text[1:], f"back to {one.found} tokens: the head holds {tokens}, not {one.text}"
+        assert shown == pytest.approx(right, abs=2e-3)
 
 
 # What is asked for next: the next turn, an edited turn, the same turn edited again, and another last token.

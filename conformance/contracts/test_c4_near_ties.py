@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
 import pytest
 from mlx_lm.draft import DraftStats
 from mlx_lm.generate import generate_step, speculative_generate_step
 
 from conformance.drafters import Scripted
+from conformance.oracle.findings import WHOLE
+from conformance.oracle.recorder import Run
+from conformance.oracle.rows import prompt_of
 from conformance.subjects.architectures import RESTORED
 from conformance.subjects.decoded import unsteered
 from conformance.subjects.inexact import InBfloat16, OfAnotherKernel
 
 pytestmark = [pytest.mark.usefixtures("uncompiled"), pytest.mark.contract("C4")]
-TOKENS, NOISE = 54, 0.02
-PROMPT = [(7 * i + 3) % 64 for i in range(21)]
+TOKENS, NOISE, PROMPT = 54, 0.02, prompt_of(21)
 MODELS = ["llama", "gemma3_text", "mamba", "qwen3_next", "deepseek_v41"]
 
 
 def decoded(family: str, margin: float | str) -> tuple[bool, DraftStats]:
     """Whether a noisy model with half of the drafts right gives the tokens of plain decoding, and the statistics."""
     model = InBfloat16(unsteered(family)) if margin == "auto" else OfAnotherKernel(unsteered(family), logits=NOISE)
-    right, stats = [token for token, _ in generate_step(mx.array(PROMPT), model, max_tokens=TOKENS)], DraftStats()
-    options = {"num_draft_tokens": 5, "disable_adaptive_gate": True, "draft_margin": margin, "stats": stats}
-    drafter = Scripted(PROMPT + right)
-    steps = speculative_generate_step(mx.array(PROMPT), model, draft_strategy=drafter, max_tokens=TOKENS, **options)
-    return [token for token, *_ in steps] == right, stats
+    right, got = Run(PROMPT).loop(generate_step, model, TOKENS), Run(PROMPT, stats=DraftStats())
+    options = {"draft_strategy": Scripted(right.text), "num_draft_tokens": 5, "draft_margin": margin, **WHOLE}
+    got.loop(speculative_generate_step, model, TOKENS, **options)
+    return got.tokens == right.tokens, got.stats
 
 
 def test_the_noise_changes_tokens_without_a_margin() -> None:

@@ -29,7 +29,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE
 from conformance.drafters import Partly
-from conformance.oracle.recorder import fed
+from conformance.oracle.recorder import Run, fed
 from conformance.oracle.rows import FREE, Plain, prompt_of
 from conformance.subjects.architectures import CONFIGS, build
 from conformance.subjects.decoded import unsteered
@@ -43,22 +43,20 @@ def test_the_first_response_is_as_the_second(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     # A model that has decoded nothing before.
     model, tokenizer = load(str(FIXTURE))
-    prompt, found = ids(tokenizer, "rename"), list[Any]()
+    prompt, found = ids(tokenizer, "rename"), list[Run]()
     for drafting in ({}, *2 * [{"draft_type": "auto"}]):
-        with fed(model) as blocks:
-            responses = stream_generate(model, tokenizer, prompt, max_tokens=48, **drafting)
-            found.append((blocks, [(response.token, len(blocks), response.draft) for response in responses]))
-    (plain, right), (blocks, first), (others, second) = found
-    assert [token for token, *_ in right] == [token for token, *_ in first] == [token for token, *_ in second]
-    a, b = first[0][1], right[0][1]
-    assert a <= b, f"{a} passes before the first token, and {b} in plain decoding"
-    assert blocks == others, f"the first response feeds {blocks}, the second {others}"
-    # Each pass gives one undrafted token, including the one after the last token.
-    stats = first[-1][2]
+        found.append(run := Run())
+        with fed(model) as run.blocks:
+            run.take(stream_generate(model, tokenizer, prompt, max_tokens=48, **drafting))
+    plain, first, second = found
+    assert plain.tokens == first.tokens == second.tokens
+    assert first.blocks == second.blocks, f"the first response feeds {first.blocks}, the second {second.blocks}"
+    # Each pass gives one undrafted token, including the one after the last token. Those of the prompt are no others.
+    stats, n = first.stats, len(first.tokens)
     assert stats.accepted > 0
-    assert stats.forwards == len(first) - stats.accepted + 1, f"{stats.forwards} passes, {stats.accepted} accepted"
-    n_prompt = len(blocks) - stats.forwards
-    assert blocks[:n_prompt] == plain[:n_prompt]
+    assert stats.forwards == n - stats.accepted + 1, f"{stats.forwards} passes, {stats.accepted} accepted"
+    n_prompt = len(first.blocks) - stats.forwards
+    assert first.blocks[:n_prompt] == plain.blocks[:n_prompt]
 
 
 def held(model: Any, decode: Any) -> int:
@@ -93,8 +91,10 @@ def right(length: int = 9) -> Partly:
 
 
 def alone(**options: Any) -> None:
-    options |= {"draft_strategy": right(), "num_draft_tokens": 4, "max_tokens": TOKENS}
-    assert len(list(speculative_generate_step(mx.array(prompt_of(9)), unsteered("llama"), **options))) == TOKENS
+    options |= {"draft_strategy": right(), "num_draft_tokens": 4}
+    assert (
+        len(Run(prompt_of(9)).loop(speculative_generate_step, unsteered("llama"), TOKENS, **options).tokens) == TOKENS
+    )
 
 
 def joining(draft_costs: LearnedCosts) -> None:
@@ -146,22 +146,16 @@ def test_drafts_on_cuda_turn_off_its_slow_attention(
     drafting: Any, batch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the first pass, and nobody else does: mlx reads the variable once."""
-    name, found = "MLX_CUDA_USE_CUDNN_SDPA", list[str | None]()
+    name = "MLX_CUDA_USE_CUDNN_SDPA"
     monkeypatch.setattr("mlx_lm.draft.model._accelerator", lambda: "cuda")
     # The test forgets what is set in it.
     monkeypatch.setenv(name, "")
     monkeypatch.delenv(name)
     model, tokenizer = load(str(FIXTURE))
-    call = type(model).__call__
-
-    def reads(*args: Any, **kwargs: Any) -> Any:
-        found.append(os.environ.get(name))
-        return call(*args, **kwargs)
-
-    monkeypatch.setattr(type(model), "__call__", reads)
     prompt = ids(tokenizer, "rename")
-    if batch:
-        batch_generate(model, tokenizer, [prompt], max_tokens=2, **drafting)
-    else:
-        list(stream_generate(model, tokenizer, prompt, max_tokens=2, **drafting))
+    with fed(model, lambda *_, **__: os.environ.get(name)) as found:
+        if batch:
+            batch_generate(model, tokenizer, [prompt], max_tokens=2, **drafting)
+        else:
+            list(stream_generate(model, tokenizer, prompt, max_tokens=2, **drafting))
     assert set(found) == ({"0"} if drafting else {None}), f"passes of {drafting} find {set(found)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -27,9 +27,9 @@ from conformance import FIXTURE
 from conformance.doors.ranks import call
 from conformance.drafters import Partly, Scripted, Wrong
 from conformance.oracle.findings import WHOLE, broken
-from conformance.oracle.recorder import fed
+from conformance.oracle.recorder import Run, fed, offsets_of
 from conformance.oracle.rows import FREE, Row, breaking
-from conformance.oracle.run import SEED, Run, compare_tokens, within
+from conformance.oracle.run import SEED, compare_tokens
 from conformance.subjects.architectures import build
 from conformance.subjects.prompts import ids
 from conformance.subjects.tiny import as_qwen2
@@ -63,7 +63,7 @@ class Way:
     # What the error of rank 0 says, and the reason why it drafts no more.
     error: str = ""
     reason: str = ""
-    # Of a batch: how the strategy of the first row on rank 0 fails, and the rank whose caches cannot drop.
+    # How the strategy on rank 0 fails, of a batch that of the first row, and the rank whose caches cannot drop.
     method: tuple[str, int] | None = None
     cannot: int | None = None
 
@@ -73,13 +73,8 @@ def of_the_first(make: Callable[[list[int]], Any], **more: Any) -> Options:
     return lambda rank, text: {"draft_strategy": Unasked() if rank else make(text), **more}
 
 
-def failing(strategy: Any, method: str, at: int) -> Any:
+def fail(strategy: Any, method: str, at: int) -> None:
     setattr(strategy, method, breaking(getattr(strategy, method), at))
-    return strategy
-
-
-def fails(method: str, at: int) -> Way:
-    return Way(of_the_first(lambda _: failing(SuffixStrategy(), method, at)), reason=f"call {at}")
 
 
 def of_a_memory(rank: int, text: list[int]) -> dict[str, Any]:
@@ -116,7 +111,7 @@ STREAMS: dict[str, Way] = {
 METHODS = (("propose", 2), ("observe", 1), ("accept", 0))
 # After a failure the ranks are in step.
 FAILING: dict[str, Way] = {
-    **{f"{method} fails": fails(method, at) for method, at in METHODS},
+    **{f"{how[0]} fails": Way(of_the_first(lambda _: SuffixStrategy()), reason="call", method=how) for how in METHODS},
     "no token": Way(of_the_first(lambda _: Wrong(-1)), reason="-1"),
     "other memories": Way(
         lambda rank, _: {"draft_type": "ngram-mod", "ngram_mod_table": NgramModTable(3 + rank), "ngram_size": 3},
@@ -149,31 +144,26 @@ RUNS: dict[str, list[Part]] = {
 }
 
 
-# What a rank decodes: the rows, how many tokens its caches hold, and the error that ends it.
-Decoded = tuple[list[Run], set[int], str]
-
-
-def decode(model: Any, prompt: list[int], way: Way, group: Any = None, right: Sequence[int] = ()) -> Decoded:
+def decode(model: Any, prompt: list[int], way: Way, group: Any = None, right: Sequence[int] = ()) -> list[Run]:
     """Decode a prompt, together with the other ranks, or alone without drafts."""
-    run, cache, step, error = Run(stats=DraftStats()), make_prompt_cache(model), generate_step, ""
+    run, step = Run(prompt, make_prompt_cache(model), last=""), generate_step
     options = way.options(group.rank() if group else 0, [*prompt, *right])
     if group is None:
         options = {name: options[name] for name in options.keys() & {"sampler"}}
     else:
         step = speculative_generate_step if "draft_strategy" in options else prompt_lookup_generate_step
-        options |= {"draft_group": group, "stats": run.stats}
+        run.stats, options["draft_group"] = DraftStats(), group
+        if way.method and group.rank() == 0:
+            fail(options["draft_strategy"], *way.method)
     mx.random.seed(SEED)
-    with fed(model) as run.blocks:
-        steps = step(mx.array(prompt), model, max_tokens=TOKENS, prompt_cache=cache, **options)
-        try:
-            run.take(steps)
-        except (ValueError, RuntimeError) as e:
-            error = f"{type(e).__name__}: {e}"
-    run.rows.clear()
-    return [run], {c.offset for c in cache if hasattr(c, "offset")}, error
+    try:
+        run.loop(step, model, TOKENS, **options)
+    except (ValueError, RuntimeError) as e:
+        run.last = str(e)
+    return [replace(run, cache=[], rows=[], offsets={0: offsets_of(run.cache)})]
 
 
-def decode_rows(model: Any, prompts: list[list[int]], way: Way, group: Any, right: list[list[int]]) -> Decoded:
+def decode_rows(model: Any, prompts: list[list[int]], way: Way, group: Any, right: list[list[int]]) -> list[Run]:
     """Decode prompts in a batch, together with the other ranks."""
     from mlx_lm.draft import batch_planner  # Not there before the stage of batches.
 
@@ -181,7 +171,7 @@ def decode_rows(model: Any, prompts: list[list[int]], way: Way, group: Any, righ
     for row, answer in zip(rows, right, strict=True):
         row.strategy = Partly([*row.prompt, *answer], 0.5)
     if way.method and group.rank() == 0:
-        failing(rows[0].strategy, *way.method)
+        fail(rows[0].strategy, *way.method)
     able = (lambda *_: False) if group.rank() == way.cannot else batch_planner.can_trim_prompt_cache
     with patch.object(batch_planner, "can_trim_prompt_cache", able), fed(model) as blocks:
         generator = BatchGenerator(model, draft_costs=FREE, draft_group=group)
@@ -189,8 +179,7 @@ def decode_rows(model: Any, prompts: list[list[int]], way: Way, group: Any, righ
         while responses := generator.next_generated():
             for response in responses:
                 of[response.uid].take([response])
-    runs = [Run(tokens=row.tokens, drafted=row.drafted, blocks=blocks, stats=row.stats) for row in rows]
-    return runs, set(), ""
+    return [Run(tokens=row.tokens, drafted=row.drafted, blocks=blocks, stats=row.stats, last="") for row in rows]
 
 
 @cache
@@ -210,7 +199,7 @@ def split(how: str, name: str, group: Any) -> Any:
 Asked = tuple[str, str, str, list[list[int]], list[list[int]]]
 
 
-def decoded(asked: Sequence[Asked]) -> Iterator[Decoded]:
+def decoded(asked: Sequence[Asked]) -> Iterator[list[Run]]:
     """What this rank decodes of each."""
     group = mx.distributed.init(strict=True, backend="ring")
     for how, name, way, prompts, right in asked:
@@ -225,7 +214,7 @@ def decoded(asked: Sequence[Asked]) -> Iterator[Decoded]:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_two_ranks_decode_what_one_decodes(tmp_path: Path, run: str) -> None:
-    asked, rights = list[Asked](), list[list[Decoded]]()
+    asked, rights = list[Asked](), list[list[Run]]()
     for how, name, ways in RUNS[run]:
         model, tokenizer = load(str(FIXTURE)) if name == "fixture" else (build(name), None)
         stream = ids(tokenizer, "tool") if tokenizer else PATTERN
@@ -234,29 +223,32 @@ def test_two_ranks_decode_what_one_decodes(tmp_path: Path, run: str) -> None:
         for way in ways:
             same = way if way == "sampled" else "auto"
             prompts = PATTERNS if way in BATCHES else [stream]
-            rights.append([plain(same, *prompt) for prompt in prompts])
-            asked.append((how, folder, way, prompts, [run.tokens for ((run,), *_) in rights[-1]]))
+            rights.append([plain(same, *prompt)[0] for prompt in prompts])
+            asked.append((how, folder, way, prompts, [run.tokens for run in rights[-1]]))
     for one, right, (first, other) in zip(asked, rights, call(tmp_path, decoded, asked), strict=True):
         check(f"{one[1]}, {one[2]}: ", WAYS[one[2]], right, first, other)
 
 
-def check(about: str, way: Way, right: list[Decoded], first: Decoded, other: Decoded) -> None:
+def offsets(*runs: Run) -> set[int]:
+    """Of the caches that have one. A stage of a pipeline may have none."""
+    return {offset for run in runs for offset in run.offsets.get(0, ()) if offset is not None}
+
+
+def check(about: str, way: Way, right: list[Run], first: list[Run], other: list[Run]) -> None:
     """What two ranks decode is what one decodes, in the same blocks."""
-    (runs, offsets, error), (others, more, its_error) = first, other
-    for one, another, ((alone,), *_) in zip(runs, others, right, strict=True):
+    for one, another, alone in zip(first, other, right, strict=True):
         for what in ("blocks", "tokens", "drafted", "stats.drafted"):
             a, b = map(attrgetter(what), (one, another))
             if a != b:
                 broken(f"{about}the {what} differ: {a} on rank 0, {b} on rank 1")
         n = len(one.tokens) if way.error else TOKENS
-        compare_tokens(one, Run(tokens=alone.tokens[:n]), f"{about}two ranks, ", within(0.0))
-    # A stage of a pipeline may have no cache with an offset.
-    offsets = offsets | more
-    if len(offsets) > 1 or not (way.error or offsets <= right[0][1]):
-        broken(f"{about}two ranks leave {offsets} tokens in the cache, one {right[0][1]}")
-    if bool(error) != bool(way.error) or way.error not in error or bool(its_error) != bool(way.error):
-        broken(f"{about}the ranks say {error!r} and {its_error!r} instead of {way.error!r}")
-    stats = [run.stats for run in runs]
+        compare_tokens(one, Run(tokens=alone.tokens[:n]), f"{about}two ranks, ", 0.0)
+        if bool(one.last) != bool(way.error) or way.error not in one.last or bool(another.last) != bool(way.error):
+            broken(f"{about}the ranks say {one.last!r} and {another.last!r} instead of {way.error!r}")
+    left = offsets(*first, *other)
+    if len(left) > 1 or not (way.error or left <= offsets(right[0])):
+        broken(f"{about}two ranks leave {left} tokens in the cache, one {offsets(right[0])}")
+    stats = [run.stats for run in first]
     if way.reason not in (reason := str(stats[0].reason)):
         broken(f"{about}rank 0 says {reason!r} of its drafts instead of {way.reason!r}")
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)

@@ -22,6 +22,7 @@ from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.profiles import FULL
 from conformance.oracle.run import PROCESSORS, SAMPLERS, Case, N, decode_plain
 from conformance.plugin import note
+from conformance.subjects.architectures import RESTORED
 from conformance.subjects.decoded import WINDOW, Family, K
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -83,7 +84,7 @@ def counts(families: list[Family], drafters: list[str]) -> Iterator[Case]:
     depths = [drafter for drafter in drafters if drafter.endswith(" right")]
     for i, family, j, _ in pairs(families, list(map(str, LENGTHS)) if depths else [], 0):
         # In a text that goes round so early, blocks and steps choose others of equal keys in a sparse selection.
-        if not (family.restored and LENGTHS[j] < min(family.prompts)):
+        if not (family.model in RESTORED and LENGTHS[j] < min(family.prompts)):
             yield Case(family, around(depths, j, i), LENGTHS[j], n=7)
     for j, length in enumerate(GROWTH if depths else ()):
         yield Case(families[0], around(depths, j, 0), length, n=7)

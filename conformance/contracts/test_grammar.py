@@ -1,13 +1,13 @@
 """Drafts follow a grammar, and the text is that of the same grammar without drafts: C4 and C5.
 
-A scripted processor meets each model and drafter; the one of mlx_lm.grammar has the fixture.
+In test_decoding.py a scripted processor that guides drafts meets each model and drafter.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,9 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 
-from conformance.adapters import Adapters
-from conformance.drafters import Scripted
-from conformance.oracle.compare import check
+from conformance.drafters import VOCAB, Scripted
 from conformance.oracle.findings import broken
 from conformance.oracle.profiles import FULL
-from conformance.oracle.run import Case
-from conformance.subjects.decoded import VOCAB, Family
 
 NAME = {"type": "string", "maxLength": 12}
 ITEM = {"type": "object", "properties": {"name": NAME, "price": {"type": "number"}}, "required": ["name", "price"]}
@@ -50,27 +46,6 @@ DRAFTS = ["edit", "suffix", "ngram-simple", "ngram-mod"]
 TEXT = (
     'Write this as JSON: name is "lamp", price is 12.5; name is "chair", price is 30.\n[{"name": "lamp", "price": 12.5}'
 )
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        plugin: Any = metafunc.config.pluginmanager.get_plugin("parameters")
-        metafunc.parametrize("case", list(cases(plugin.families, list(plugin.adapters.drafters))), ids=str)
-
-
-def cases(families: list[Family], drafters: list[str]) -> Iterator[Case]:
-    for i, family in enumerate(families):
-        # The number of tokens that these draft is fixed.
-        for j, drafter in enumerate(name for name in drafters if not name.endswith(" right")):
-            if FULL or (i + j) % 5 == 0:
-                yield Case(
-                    family, drafter, sampler=["", "temperature"][(i + j) % 2], processors="pairs", gated=j % 2 > 0
-                )
-
-
-@pytest.mark.usefixtures("uncompiled")
-def test_each_model_and_drafter(case: Case, adapter: Adapters) -> None:
-    check(case, adapter, "C5 processors")
 
 
 Model = tuple[Any, Any]

@@ -6,9 +6,7 @@ token, the second fails. What they are called with is noted, and so are the call
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
 import inspect
 import io
 import sys
@@ -16,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from functools import cache
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,27 +24,13 @@ from mlx_lm.draft import DraftOptions, DraftStats, NgramModTable
 from mlx_lm.utils import load
 
 from conformance import FIXTURE
+from conformance.adapters import by_name as by_name
+from conformance.adapters import module_of as module_of
+from conformance.adapters import options_of as options_of
 from conformance.doors.server.process import Body, inside
 
 COMMANDS = ("generate", "chat", "server", "benchmark")
 QUESTION = "Repeat this."
-
-
-def module_of(command: str) -> ModuleType:
-    # The package also has a function with the name generate.
-    return importlib.import_module(f"mlx_lm.{command}")
-
-
-def options_of(command: str) -> dict[str, argparse.Action]:
-    """The options of a command, by their long names."""
-    reading = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=SystemExit)
-    with reading as parse_args, contextlib.suppress(SystemExit):
-        module_of(command).main()
-    return by_name(parse_args.call_args.args[0])
-
-
-def by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    return {max(action.option_strings, key=len): action for action in parser._actions if action.dest != "help"}
 
 
 @cache

@@ -15,8 +15,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from conformance.drafters import VOCAB, Partly
 from conformance.oracle.findings import broken
-from conformance.oracle.recorder import fed, gap, next_turn
-from conformance.oracle.run import Run, compare_tokens
+from conformance.oracle.recorder import Run, fed, gap, next_turn
+from conformance.oracle.run import compare_tokens
 
 # A release has no costs, and batches without drafts are asked of any tree.
 try:
@@ -30,8 +30,9 @@ else:
 DRAFT = 5
 # The noise of a forward pass may swap two candidates that are closer than this.
 NEAR_TIE = 1e-3
-# Log probabilities are closer than that. Noise is far below, a fault far above.
-CLOSE = 6e-4
+# How far log probabilities may be apart. Noise is far below, a fault far above. Those of a next turn are of another
+# scale, and padding, in which attention adds in another order, has that much noise there also where else is none.
+CLOSE, PADDED = 6e-4, 1e-5
 
 
 def prompt_of(length: int) -> list[int]:
@@ -69,10 +70,6 @@ def breaking(function: Callable[..., Any], at: int) -> Callable[..., Any]:
         return function(*args)
 
     return called
-
-
-# Whether a distance of log probabilities is noise. Those of a next turn have a scale of 16, others one of 1.
-Near = Callable[["Row", float, int], bool]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -141,7 +138,7 @@ class Row(Run):
             self.processors = [lambda _, logits: logits[:, 1:]]
         elif part == "token":
             # The pass that takes it is under way before it is known, and must not read beside the weights.
-            self.sampler = lambda _: mx.array([(-1, 1 << 20, 1 << 40, 2.0)[at % 4]])
+            self.sampler = lambda _: mx.array([(-1, VOCAB, 1 << 40, 2.0)[at % 4]])
         else:
             setattr(self.strategy, part, breaking(getattr(self.strategy, part), at))
 
@@ -156,11 +153,11 @@ class Row(Run):
     def broken(self, what: str) -> NoReturn:
         broken(f"{self.about}: {what}")
 
-    def check(self, near: Near) -> None:
+    def check(self, near: float) -> None:
         """It is the answer, as far as it came, and so is what its parts were shown."""
         (right, reason), n, last = self.answer(), len(self.tokens), self.last
         so_far = Run(tokens=right[:n], rows=self.right.rows[:n])
-        compare_tokens(self, so_far, f"{self.about}: ", lambda distance: near(self, distance, 1))
+        compare_tokens(self, so_far, f"{self.about}: ", near)
         if True in self.drafted and self.strategy is None:
             self.broken("it has no drafts, and a token is said to be from one")
         if last is not None and last.finish_reason != "error":
@@ -199,8 +196,7 @@ class Plain:
     def _answer(self, prompt: tuple[int, ...], n: int, temperature: float = 0, processor: Any = None) -> Run:
         drawing = Drawing(temperature)
         options = {"sampler": drawing, "logits_processors": [processor()] if processor else None} | self.options
-        steps = generate_step(mx.array(prompt), self.model, max_tokens=n, **options)
-        return Run(list(prompt), margins=drawing.margins).take(steps)
+        return Run(list(prompt), margins=drawing.margins).loop(generate_step, self.model, n, **options)
 
     def _after(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[mx.array]:
         """The next turn on a cache that was fed a prompt and these tokens."""
@@ -233,14 +229,10 @@ class Plain:
         return row
 
 
-def close(_: Row, distance: float, scale: int) -> bool:
-    return distance < CLOSE * scale
-
-
 class Rows:
     """A batch whose rows are compared with themselves alone when they end, leave or are looked at."""
 
-    def __init__(self, plain: Plain, near: Near = close, **options: Any) -> None:
+    def __init__(self, plain: Plain, near: float = CLOSE, **options: Any) -> None:
         self.plain, self.near = plain, near
         self.generator = BatchGenerator(plain.model, **options)
         self.running: dict[int, Row] = {}
@@ -279,7 +271,7 @@ class Rows:
 
     def check_cache(self, row: Row, layers: list[Any], prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """A cache behaves as if it was fed these tokens alone."""
-        if not self.near(row, off := self.plain.off(layers, prompt, tokens), 16):
+        if (off := self.plain.off(layers, prompt, tokens)) > max(16 * self.near, PADDED):
             row.broken(f"the next turn on its cache is off by {off:.2g}")
 
     def look(self, uid: int, how: str) -> list[tuple[list[Any], list[int]]]:

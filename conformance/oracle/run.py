@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from itertools import count, islice
-from operator import ge
+from itertools import count, islice, pairwise
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -20,9 +19,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from conformance import first_line
 from conformance.adapters import DRAFT_MODELS, Adapters, Drafts
+from conformance.drafters import VOCAB
 from conformance.oracle.findings import REFUSAL, WHOLE, broken, not_offered, refused
-from conformance.oracle.recorder import fed, gaps
-from conformance.subjects.decoded import VOCAB, Family, model_of, prompt_of
+from conformance.oracle.recorder import Run, differ_at, fed, gaps
+from conformance.subjects.decoded import Family, model_of, prompt_of
 
 # The tokens of a whole answer, and the seed of every decode.
 N, SEED = 18, 7
@@ -56,23 +56,8 @@ class Shifting:
         return logits if calls % 3 else logits.at[:, 11 * calls % VOCAB].add(12.0)
 
 
-class Remembering:
-    """Bans the tokens that followed the last token before. Its state depends on the whole history that it sees."""
-
-    def __init__(self) -> None:
-        self.followers: dict[int, set[int]] = {}
-
-    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        history = tokens.tolist()
-        if len(history) > 1:
-            self.followers.setdefault(history[-2], set()).add(history[-1])
-        for token in self.followers.get(history[-1], ()):
-            logits[:, token] = -mx.inf
-        return logits
-
-
 class Pairs:
-    """Behind an even token comes the next one, behind an odd one any even token: it says what may and has to follow."""
+    """Behind an even token comes the third one from it, behind an odd one any even token. It guides drafts."""
 
     def __init__(self) -> None:
         # It has no word on drafts before it has seen the prompt.
@@ -81,16 +66,16 @@ class Pairs:
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         self.last = last = int(tokens[-1].item())
         ids = mx.arange(logits.shape[-1])
-        return mx.where(ids == last + 1 if last % 2 == 0 else ids % 2 == 0, logits, -mx.inf)
+        return mx.where(ids % 2 == 0 if last % 2 else ids == (last + 3) % VOCAB, logits, -mx.inf)
 
     def count_allowed_draft(self, tokens: list[int]) -> int:
-        before = [self.last, *tokens]
-        right = [a is None or (b == a + 1 if a % 2 == 0 else b % 2 == 0) for a, b in zip(before, tokens, strict=False)]
+        pairs = pairwise([self.last, *tokens])
+        right = (a is None or b is None or (b % 2 == 0 if a % 2 else b == (a + 3) % VOCAB) for a, b in pairs)
         return [*right, False].index(False)
 
     def forced_draft(self, tokens: list[int]) -> list[int]:
         last = [self.last, *tokens][-1]
-        return [] if last is None or last % 2 else [last + 1]
+        return [] if last is None or last % 2 else [(last + 3) % VOCAB]
 
 
 PROCESSORS: dict[str, Callable[[], list[Any]]] = {
@@ -100,10 +85,8 @@ PROCESSORS: dict[str, Callable[[], list[Any]]] = {
         {3: 9.0, 9: -9.0}, 1.8, presence_penalty=1.7, frequency_penalty=1.5, frequency_context_size=30
     ),
     "shifting": lambda: [Shifting()],
-    "remembering": lambda: [Remembering(), *make_logits_processors(repetition_penalty=1.1)],
+    "pairs": lambda: [Pairs(), *make_logits_processors(repetition_penalty=1.1)],
 }
-# What keeps a text to a form, and says so to drafters.
-FORMS: dict[str, Callable[[], list[Any]]] = {"pairs": lambda: [Pairs()]}
 
 
 @dataclass(frozen=True)
@@ -117,7 +100,7 @@ class Case:
     length: int = 21
     end: str = "limit"
     n: int = N
-    # The keys of SAMPLERS, and of PROCESSORS or FORMS; "" are the defaults of generation.
+    # The keys of SAMPLERS and PROCESSORS; "" are the defaults of generation.
     sampler: str = ""
     processors: str = ""
     prefill: int = 2048
@@ -149,130 +132,69 @@ class Case:
     def plain(self, n: int | None = None) -> Run:
         return _plain(self.undrafted(n))
 
-    def plain_turn(self) -> Run:
-        """The turn that follows, on a copy of the caches that plain decoding leaves."""
-        return _plain_turn(self.undrafted())
-
 
 class Stop(Exception):
     """What a consumer, or a processor, raises."""
 
 
-@dataclass(eq=False)
-class Run:
-    """A decode, or a row of a batch: the cache that it begins with and leaves, and what is seen of it."""
+def watch(run: Run, case: Case) -> dict[str, Any]:
+    """The arguments of generate_step for a case, without max_tokens, that show what its parts are shown."""
 
-    prompt: list[int] = field(default_factory=list)
-    cache: list[Any] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    # The log probabilities of each token, and whether it is said to be drafted.
-    rows: list[Any] = field(default_factory=list)
-    drafted: list[bool] = field(default_factory=list)
-    # The last response, if it is one of responses, and what drafting says of itself.
-    last: Any = None
-    stats: Any = None
-    # The lead of each token that was drawn over the second-best one, if the sampler notes it.
-    margins: list[float] = field(default_factory=list)
-    # The lengths of the forward passes of the model.
-    blocks: list[int] = field(default_factory=list)
-    # What a processor is shown, twice for each token: before and after the other processors.
-    histories: list[tuple[list[int], Any]] = field(default_factory=list)
-    draws: list[int] = field(default_factory=list)
-    # What is reported of the prompt.
-    progress: list[tuple[int, ...]] = field(default_factory=list)
-    # The state of random numbers at the end.
-    random: list[Any] = field(default_factory=list)
-    drafts: Drafts | None = None
-    stream: Any = None
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        run.histories.append((tokens.tolist(), tokens.dtype))
+        return logits
 
-    @property
-    def text(self) -> list[int]:
-        return [*self.prompt, *self.tokens]
+    def sample(logprobs: mx.array) -> mx.array:
+        token: mx.array = sampler(logprobs)
+        run.draws += token.tolist()
+        return token
 
-    def take(self, steps: Iterable[Any]) -> Run:
-        """Steps of a loop, or responses up to the last one."""
-        for step in steps:
-            self.stats = getattr(step, "draft", None) or self.stats
-            reason = getattr(step, "finish_reason", None)
-            if reason != "error":
-                token, logprobs, *drafted = step if isinstance(step, tuple) else (step.token, step.logprobs)
-                self.tokens.append(int(token))
-                self.rows.append(logprobs)
-                self.drafted.append(any(drafted) or getattr(step, "from_draft", False))
-            if reason is not None:
-                self.last = step
-                break
-        return self
+    calls = count(1)
 
-    def note_progress(self, *progress: int) -> None:
-        self.progress.append(progress)
+    def fail(_: mx.array, logits: mx.array) -> mx.array:
+        if next(calls) == case.n:
+            raise Stop
+        return logits
 
-    def watch(self, case: Case) -> dict[str, Any]:
-        """The arguments of generate_step for a case, without max_tokens, that show what its parts are shown."""
-
-        def process(tokens: mx.array, logits: mx.array) -> mx.array:
-            self.histories.append((tokens.tolist(), tokens.dtype))
-            return logits
-
-        def sample(logprobs: mx.array) -> mx.array:
-            token: mx.array = sampler(logprobs)
-            self.draws += token.tolist()
-            return token
-
-        calls = count(1)
-
-        def fail(_: mx.array, logits: mx.array) -> mx.array:
-            if next(calls) == case.n:
-                raise Stop
-            return logits
-
-        found = {**case.family.options, "prompt_cache": self.cache}
-        if case.prefill != 2048:
-            found["prefill_step_size"] = case.prefill
-        if case.sampler:
-            sampler, found["sampler"] = make_sampler(**SAMPLERS[case.sampler]), sample
-        if case.processors or case.sampler:
-            made = (PROCESSORS | FORMS)[case.processors]() if case.processors else []
-            # First and last: it sees the raw logits of a row, then the output of all processors.
-            found["logits_processors"] = [process, *made, process]
-        if case.end == "failure":
-            found["logits_processors"] = [fail]
-        return found
-
-    def decode(self, case: Case, start: Callable[..., Any]) -> Run:
-        """Decode n tokens with what ``start`` makes, and end as the case says."""
-        end, n = case.end, case.n
-        eos = case.plain().tokens[-1:] if end == "end token" else []
-        mx.random.seed(SEED)
-        with fed(model_of(case.family)) as self.blocks:
-            if end in OF_A_STREAM:
-                steps = start(tokenizer(*eos), max_tokens=n if end == "stream's limit" else N)
-            else:
-                steps = start(max_tokens={"limit": n, "failure": N, "close without a limit": -1}.get(end, 2 * N))
-            with pytest.raises(Stop) if end == "failure" else nullcontext():
-                self.take(steps if end in TO_THE_END else islice(steps, n))
-            if end == "throw":
-                with pytest.raises(Stop):
-                    steps.throw(Stop())
-            if "close" in end:
-                steps.close()
-            # What a stream leaves is compared while it is open. A loop that its consumer forgets is closed.
-            self.stream = steps if end in OF_A_STREAM else None
-            del steps
-        self.random = [part.tolist() for part in mx.random.state]
-        return self
+    found = {**case.family.options, "prompt_cache": run.cache}
+    if case.prefill != 2048:
+        found["prefill_step_size"] = case.prefill
+    if case.sampler:
+        sampler, found["sampler"] = make_sampler(**SAMPLERS[case.sampler]), sample
+    if case.processors or case.sampler:
+        made = PROCESSORS[case.processors]() if case.processors else []
+        # First and last: it sees the raw logits of a row, then the output of all processors.
+        found["logits_processors"] = [process, *made, process]
+    if case.end == "failure":
+        found["logits_processors"] = [fail]
+    return found
 
 
-def within(limit: float) -> Callable[[float], bool]:
-    return partial(ge, limit)
+def decode(run: Run, case: Case, start: Callable[..., Any]) -> Run:
+    """Decode n tokens with what ``start`` makes, and end as the case says."""
+    end, n = case.end, case.n
+    eos = case.plain().tokens[-1:] if end == "end token" else []
+    mx.random.seed(SEED)
+    with fed(model_of(case.family)) as run.blocks:
+        if end in OF_A_STREAM:
+            steps = start(tokenizer(*eos), max_tokens=n if end == "stream's limit" else N)
+        else:
+            steps = start(max_tokens={"limit": n, "failure": N, "close without a limit": -1}.get(end, 2 * N))
+        with pytest.raises(Stop) if end == "failure" else nullcontext():
+            run.take(steps if end in TO_THE_END else islice(steps, n))
+        if end == "throw":
+            with pytest.raises(Stop):
+                steps.throw(Stop())
+        if "close" in end:
+            steps.close()
+        # What a stream leaves is compared while it is open. A loop that its consumer forgets is closed.
+        run.stream = steps if end in OF_A_STREAM else None
+        del steps
+    run.random = [part.tolist() for part in mx.random.state]
+    return run
 
 
-def differ_at(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """The first place where one is not the other."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def compare_tokens(got: Run, right: Run, about: str, is_near: Callable[[float], bool]) -> None:
+def compare_tokens(got: Run, right: Run, about: str, near: float) -> None:
     """C4: the tokens, and the log probabilities of those that have some."""
     a, b = got.tokens, right.tokens
     if a != b:
@@ -280,7 +202,7 @@ def compare_tokens(got: Run, right: Run, about: str, is_near: Callable[[float], 
         broken(f"{about}tokens {a[: at + 1][-4:]} instead of {b[: at + 1][-4:]}, at token {at}")
     given = [i for i, row in enumerate(got.rows) if row is not None]
     for i, off in zip(given, gaps([got.rows[i] for i in given], [right.rows[i] for i in given]), strict=True):
-        if not is_near(off):
+        if off > near:
             broken(f"{about}the log probabilities of token {i} are off by {off:.2g}")
 
 
@@ -296,8 +218,8 @@ def tokenizer(*eos: int) -> Any:
 
 def decode_plain(case: Case) -> Run:
     run = Run(case.prompt, case.family.caches())
-    options = run.watch(case) | {"prompt_progress_callback": run.note_progress}
-    run.decode(case, partial(generate_step, mx.array(run.prompt), model_of(case.family), **options))
+    options = watch(run, case) | {"prompt_progress_callback": lambda *done: run.progress.append(done)}
+    decode(run, case, partial(generate_step, mx.array(run.prompt), model_of(case.family), **options))
     mx.eval(run.rows)
     return run
 
@@ -305,14 +227,14 @@ def decode_plain(case: Case) -> Run:
 _plain = cache(decode_plain)
 
 
-def drafted(case: Case, adapter: Adapters, strict: bool = False) -> Run:
-    """A drafted decode. Where the tree is the series (``strict``), with its statistics and with the gate."""
+def drafted(case: Case, adapter: Adapters) -> Run:
+    """A drafted decode. Where the tree is the series, with its statistics and with the gate."""
     run, model = Run(case.prompt, case.family.caches()), model_of(case.family)
-    options = run.watch(case)
+    options = watch(run, case)
     if lacking := sorted(set(options) - adapter.options(case.drafter)):
         not_offered(f"the adapter's decode takes no {', '.join(lacking)}")
-    if strict:
-        options |= series_options(case) | {"prompt_progress_callback": run.note_progress}
+    if adapter.is_series:
+        options |= series_options(case) | {"prompt_progress_callback": lambda *done: run.progress.append(done)}
         run.stats = options.get("stats")
     # Longer than what is decoded, so that there are drafts where it ends.
     run.drafts = Drafts(case.drafter, case.plain(N).text)
@@ -320,7 +242,7 @@ def drafted(case: Case, adapter: Adapters, strict: bool = False) -> Run:
     run.drafts.draft_model(model)
     door: Callable[..., Any] = adapter.stream if case.end in OF_A_STREAM else adapter.decode
     try:
-        return run.decode(case, lambda *more, **ends: door(model, run.prompt, run.drafts, *more, **options, **ends))
+        return decode(run, case, lambda *more, **ends: door(model, run.prompt, run.drafts, *more, **options, **ends))
     except Exception as error:
         if isinstance(error, REFUSAL) and not run.tokens:
             refused(error)
@@ -343,14 +265,14 @@ def series_options(case: Case) -> dict[str, Any]:
 
 def second_turn(case: Case, caches: list[Any], adapter: Adapters | None = None, drafts: Drafts | None = None) -> Run:
     """Six tokens after a prompt on these caches, plain or with the drafts of a first turn and what they left."""
-    prompt, options = case.next_prompt, {**case.family.options, "prompt_cache": caches, "max_tokens": 6}
-    model = model_of(case.family)
+    run, model, options = Run(case.next_prompt, caches), model_of(case.family), case.family.options
     mx.random.seed(SEED)
     if adapter is None or drafts is None:
-        return Run().take(generate_step(mx.array(prompt), model, **options))
-    return Run().take(adapter.decode(model, prompt, drafts, **options))
+        return run.loop(generate_step, model, 6, **options)
+    return run.take(adapter.decode(model, run.prompt, drafts, max_tokens=6, prompt_cache=caches, **options))
 
 
 @cache
-def _plain_turn(case: Case) -> Run:
+def plain_turn(case: Case) -> Run:
+    """The turn that follows a plain decode, on a copy of the caches that it leaves."""
     return second_turn(case, deepcopy(case.plain().cache))

@@ -16,9 +16,9 @@ from mlx_lm.prefixes import Checkpoints, checkpoint_nbytes
 
 from conformance.drafters import VOCAB, Partly
 from conformance.oracle.findings import WHOLE
-from conformance.oracle.recorder import fed, gap
+from conformance.oracle.recorder import Run, gap
 from conformance.oracle.rows import CLOSE, FREE, Plain, Row, Rows
-from conformance.oracle.run import Run, compare_tokens, within
+from conformance.oracle.run import compare_tokens
 from conformance.subjects.architectures import make_cache
 from conformance.subjects.decoded import WINDOW, K
 
@@ -80,10 +80,9 @@ class Session:
             step, options = speculative_generate_step, drafts(self.cold(row.given).text)
             getattr(options.get("draft_strategy"), "seen", []).extend(row.held)
         row.cache = row.cache or make_cache(self.model)
-        options |= {"prompt_cache": row.cache, "checkpoints": row.checkpoints, "prefill_step_size": FED}
-        with patch.object(Checkpoints, "STEP", STEP), fed(self.model) as row.blocks:
-            row.take(step(mx.array(row.prompt), self.model, max_tokens=row.max_tokens, **options))
-        return row
+        options |= {"checkpoints": row.checkpoints, "prefill_step_size": FED}
+        with patch.object(Checkpoints, "STEP", STEP):
+            return row.loop(step, self.model, row.max_tokens, **options)
 
     def beside(self, rows: Sequence[Row], drafts: Sequence[Drafting | None]) -> Sequence[Row]:
         """The same in one batch."""
@@ -104,7 +103,7 @@ class Session:
         right = taken.right
         if taken.tokens == right.tokens and gap(taken.rows, right.rows) > bound:
             right = self.in_parts(taken)
-        compare_tokens(taken, right, f"{taken.about}: ", within(bound))
+        compare_tokens(taken, right, f"{taken.about}: ", bound)
         if drafts is None and (n_fed := sum(taken.blocks)) != (least := len(taken.prompt) + n):
             taken.broken(f"feeds {n_fed} tokens instead of {least}")
         self.check_checkpoints(without, taken)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import mlx_lm.models
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.switch_layers import SwitchLinear
+
+from conformance.drafters import VOCAB
 
 # The caches that hold every token, so that they can drop any number of them.
 WHOLE = ("KVCache", "QuantizedKVCache", "ConcatenateKVCache", "BatchKVCache")
@@ -37,11 +41,14 @@ RESTORED = frozenset({"deepseek_v41"})
 SHORT = frozenset({"plamo3"})
 
 # A prompt that is longer than any block of drafts, so that it is a chunk of a prompt, and the steps after it.
-PROMPT, STEPS, VOCAB = 70, 5, 64
+PROMPT, STEPS = 70, 5
 
 # Random matrices are this much larger than those of mlx. With the usual size a layer adds little to its input, and
 # greedy decoding repeats one token for ever.
 SCALE = 3.0
+# Of quantized layers. Experts need an argument that the oldest mlx that mlx-lm allows does not take.
+GROUP = 32
+UNQUANTIZED = () if "global_scale" in (mx.gather_qmm.__doc__ or "") else (SwitchLinear,)
 
 
 @cache
@@ -62,6 +69,11 @@ def _has(text: str, name: str) -> bool:
 def runnable() -> list[str]:
     """The models of the installed mlx-lm that `build` can make and a CPU can run."""
     return [name for name in model_files() if name in CONFIGS and name not in UNRUNNABLE]
+
+
+def is_row_identical(name: str) -> bool:
+    """Whether the blocks of a model have to be computed as single tokens are, bit for bit."""
+    return bool(mx.default_device() == mx.cpu) and name not in ROUNDING
 
 
 @cache
@@ -131,6 +143,20 @@ def build(name: str, seed: int = 0, package: str = "mlx_lm") -> Any:
     model.set_dtype(mx.float32)
     model.eval()
     mx.eval(model.parameters())
+    return model
+
+
+def quantize(model: Any, bits: int = 4) -> Any:
+    """Quantize all layers that can be, of those that the model does not leave out."""
+    wanted = getattr(model, "quant_predicate", None) or (lambda *_: True)
+
+    def is_quantized(path: str, layer: Any) -> bool:
+        # afm7 has a layer that does not know the modes of mlx.
+        can = hasattr(layer, "to_quantized") and "mode" in signature(layer.to_quantized).parameters
+        can &= not isinstance(layer, UNQUANTIZED)
+        return can and layer.weight.shape[-1] % GROUP == 0 and bool(wanted(path, layer))
+
+    nn.quantize(model, GROUP, bits, class_predicate=is_quantized)
     return model
 
 

@@ -16,10 +16,11 @@ from unittest.mock import patch
 import mlx.core as mx
 from mlx_lm.models import cache as cache_module
 
+from conformance.drafters import VOCAB
 from conformance.oracle.findings import not_offered
 from conformance.subjects.architectures import CONFIGS, build, make_cache
 
-VOCAB, WINDOW, CYCLE = 64, 16, 6
+WINDOW, CYCLE = 16, 6
 # The longest drafts of the tests.
 K = 3
 # How much a token adds to the logit of the one that mostly follows it.
@@ -46,8 +47,6 @@ class Family:
     options: dict[str, Any] = field(default_factory=dict)
     # Every layer gets a ring of that many tokens, as --max-kv-size makes.
     max_kv_size: int = 0
-    # Its cache cannot drop the end of a block. It is restored, and the accepted tokens are fed again.
-    restored: bool = False
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -87,7 +86,7 @@ FAMILIES = [
     Family("lfm2", "lfm2"),
     Family("falcon_h1", "falcon_h1"),
     Family("nanbeige", "nanbeige"),
-    Family("deepseek_v41", "deepseek_v41", EDGES[1:], restored=True),
+    Family("deepseek_v41", "deepseek_v41", EDGES[1:]),
     Family("baichuan_m1", "baichuan_m1"),
     Family("iquestloopcoder", "iquestloopcoder"),
     Family("gemma4_text", "gemma4_text", EDGES),
