@@ -21,8 +21,9 @@ from mlx.utils import tree_flatten
 
 from conformance import FIXTURE
 from conformance.arguments import parser
+from conformance.drafters import VOCAB
 from conformance.heads.forms import FORMS, OF_HEAD, OF_MODEL, ROOTS, Form, is_centred
-from conformance.subjects.architectures import CONFIGS, VOCAB, build
+from conformance.subjects.architectures import CONFIGS, build
 
 # Widths that 32 divides, so that each matrix has a quantized form.
 MLA = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,27 @@ from mlx_lm.utils import load_model
 from conformance.heads.forms import FORMS, OF_HEAD, ROOTS, Form, is_centred
 from conformance.heads.published import fused, model_of
 
+# conformance.lab.heads recorded with this mlx what transformers computes. Another one may draw other weights.
+MLX = "0.32.4"
+FILE = Path(__file__).with_name("recorded.safetensors")
+# A short text and one that is longer than a window; each row follows from a token and the state before it.
+LENGTHS, N_DRAFTED = (3, 21), 2
+LENGTH = max(LENGTHS)
+TEXT = [(7 * i + i * i // 5 + 3) % 64 for i in range(LENGTH + 1)]
+# They have the same weights.
+SAME = {"qwen3_5_moe": "qwen3_5_moe_fused"}
+
 # The families that take the state before the last norm of the model. They also take their own before its norm.
 BEFORE = ("mimo", "step3p5")
 HIDDEN_FIRST = ("mimo",)
 WINDOWS = {"exaone_moe": "sliding_window", "mimo_v2_flash": "sliding_window_size", "step3p5": "sliding_window"}
+
+
+def recorded(family: str, length: int = LENGTH) -> mx.array | None:
+    """The logits of a text of ``length`` rows and of the drafted ones, (L + n, V), if transformers has such a head."""
+    if version("mlx") != MLX:
+        return None
+    return mx.load(str(FILE)).get(f"{SAME.get(family, family)}.{length}")
 
 
 class Reference:
@@ -58,10 +76,10 @@ class Reference:
         wide.load_weights(list(wide.sanitize(weights).items()), strict=False)
         return {number: wide.layers[number] for number in self.form.layers}
 
-    def states(self, tokens: list[int], which: int | str) -> mx.array:
-        """The states of the model, shape (1, L, n): of "norm" after its last norm, of -1 before it."""
+    def states(self, tokens: list[int]) -> mx.array:
+        """The states of the model, shape (1, L, n), after its last norm or before it."""
         inner = copy.copy(getattr(self.model, "backbone", None) or self.model.model)
-        if which != "norm":
+        if self.form.model in BEFORE:
             inner["norm_f" if "norm_f" in inner else "norm"] = nn.Identity()
         made: mx.array = inner(mx.array([tokens]))
         return made
@@ -111,23 +129,20 @@ class Reference:
         window = self.text.get(WINDOWS.get(self.form.model, ""), n)
         return (distance >= 0) & (distance < window)
 
-    def drafts(self, text: list[int], n: int) -> tuple[mx.array, mx.array]:
-        """What follows a text of L + 1 tokens, row by row, and n tokens that are drafted behind it.
+    def drafts(self, text: list[int], n: int) -> mx.array:
+        """The logits, (L + n, V), of what follows a text of L + 1 tokens, row by row, and n tokens drafted behind it.
 
         Each depth takes the states of the one before it, with the tokens that are one further on. The last one goes on
         with rows of its own states.
-
-        Returns the states, (1, L + n, n), and the logits: those of the first depth, and of each draft the last.
         """
-        tokens, states, logits = text[1:], list[mx.array](), list[mx.array]()
-        hidden = self.states(text[:-1], -1 if self.form.model in BEFORE else "norm")
+        tokens, logits = text[1:], list[mx.array]()
+        hidden = self.states(text[:-1])
         for i in range(n + 1):
             made, of_rows = self.rows(self.depths[min(i, len(self.depths) - 1)], tokens, hidden)
-            states.append(made[:, -1:] if i else made)
-            logits.append(of_rows[:, -1:] if i else of_rows)
+            logits.append(of_rows[0, -1:] if i else of_rows[0])
             tokens = [*tokens, mx.argmax(of_rows[0, -1]).item()]
             if i + 1 < len(self.depths):
                 tokens, hidden = tokens[1:], made
             else:
                 hidden = mx.concatenate([hidden, made[:, -1:]], axis=1)
-        return mx.concatenate(states, axis=1), mx.concatenate(logits, axis=1)
+        return mx.concatenate(logits)

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from conformance.heads.forms import FORMS
 from conformance.heads.published import write
-from conformance.heads.recorded import FILE, LENGTHS, N_DRAFTED, TEXT
+from conformance.heads.reference import FILE, LENGTHS, N_DRAFTED, TEXT
 
 BEHIND, QWEN = r"model\.layers\.[23]\.", r"^mtp"
 # The tensors of the head of each family that it can be made to load. It knows real ones by their number.
