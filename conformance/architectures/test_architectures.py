@@ -106,8 +106,7 @@ def check_rows(name: str, batch: str, dtype: mx.Dtype = mx.float32) -> None:
     found = [alone.ask(prompt_of(length), n, share) for length, share, n in rows]
     served.insert(*found[:-1])
     served.step(len(found))
-    served.insert(found[-1])
-    served.finish()
+    served.finish(found[-1])
     for row, (_, share, n) in zip(found, rows, strict=True):
         # They match the script of a row, with one forward pass for each block.
         stats, n_right = row.stats, sum(row.drafted)

@@ -142,8 +142,7 @@ def test_a_failure_is_alone(part: str, n_broken: int, at: int) -> None:
     rows = [plain("llama").ask(prompt_of(4), 40, 1.0) for _ in range(n_broken)]
     for row in rows:
         row.break_part(part, at)
-    batch.insert(*rows, *(others("llama") if n_broken == 1 else []))
-    batch.finish()
+    batch.finish(*rows, *(others("llama") if n_broken == 1 else []))
     for row in rows:
         if part in OF_A_STRATEGY:
             if f".{part} failed" not in str(row.stats.reason):
@@ -153,30 +152,25 @@ def test_a_failure_is_alone(part: str, n_broken: int, at: int) -> None:
             row.broken(f"its {part} raised, and it went on")
         assert part in ("shape", "token") or Broken in (type(row.last.error), type(row.last.error.__cause__))
         assert len(row.tokens) <= at
-    batch.insert(*others("llama"))
-    batch.finish()
+    batch.finish(*others("llama"))
 
 
 def test_a_shared_sampler_is_called_as_often_as_in_the_release() -> None:
     """And what raises is raised to the caller, unless rows fail alone."""
-    sizes, rows = list[int](), [plain("llama").ask(prompt_of(5 + i), 12) for i in range(4)]
+    sizes = list[int]()
 
     def sampler(logprobs: mx.array) -> mx.array:
         sizes.append(len(logprobs))
         return greedy_sampler(logprobs)
 
-    for row in rows:
-        row.sampler = sampler
     batch = Rows(plain("llama"))
-    batch.insert(*rows)
-    batch.finish()
+    batch.finish(*(plain("llama").ask(prompt_of(5 + i), 12, sampler=sampler) for i in range(4)))
     if sizes != [4] * 13:
         broken(f"a sampler that all 4 rows share was called with {sizes} rows")
     row = plain("llama").ask(prompt_of(4), 12)
     row.break_part("sampler", 3)
-    batch.insert(row)
     with pytest.raises(Broken):
-        batch.finish()
+        batch.finish(row)
 
 
 class Followers(Wrong):
@@ -194,13 +188,10 @@ class Followers(Wrong):
 
 def test_a_likely_draft_is_drawn_against() -> None:
     steered = Plain(model_of(FAMILIES[0]))
-    rows = [steered.ask(prompt_of(n), 40, None, 2.0) for n in (9, 12)]
-    for row in rows:
-        assert min(row.right.margins) > NEAR_TIE, "noise may change what it draws"
-        row.strategy = Followers()
+    rows = [steered.ask(prompt_of(n), 40, None, 2.0, strategy=Followers()) for n in (9, 12)]
+    assert all(min(row.right.margins) > NEAR_TIE for row in rows), "noise may change what they draw"
     batch = Rows(steered, draft_costs=FREE)
-    batch.insert(*rows)
-    batch.finish()
+    batch.finish(*rows)
     for row in rows:
         if not 5 < row.stats.accepted < row.stats.drafted - 5:
             not_shown(f"{row.about}: {row.stats}")
@@ -217,8 +208,7 @@ def test_no_id_that_is_no_token_is_fed() -> None:
     row = plain("llama").ask(prompt_of(9), 20)
     row.strategy = OneTooMany([*row.prompt, *row.right.tokens], 9)
     batch = Rows(plain("llama"), draft_costs=FREE)
-    batch.insert(row)
-    batch.finish()
+    batch.finish(row)
     if not row.stats.drafted == row.stats.accepted > 9:
         row.broken(f"it drafts ids that are no tokens: {row.stats}")
 

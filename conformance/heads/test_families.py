@@ -148,9 +148,6 @@ def test_the_texts_of_a_batch_are_those_of_plain_decoding(family: str) -> None:
     """Rows of different lengths, which leave and join, draft with one head."""
     model, head = loaded(family)
     batch = Rows(Plain(HeadedModel(model, head)), completion_batch_size=3, prefill_batch_size=2, draft_costs=FREE)
-    rows = [Plain(model).ask(TEXT[start:], N - 5 * i) for i, start in enumerate((0, 9, 4, 17))]
-    for row in rows:
-        row.strategy = HeadDraftStrategy()
-    batch.insert(*rows)
-    batch.finish()
+    rows = [Plain(model).ask(TEXT[i:], N - i, strategy=HeadDraftStrategy()) for i in (0, 4, 9, 17)]
+    batch.finish(*rows)
     assert all(row.stats.drafted > 0 for row in rows), [row.stats for row in rows]

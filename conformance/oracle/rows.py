@@ -106,15 +106,8 @@ class Row(Run):
 
     def options(self) -> dict[str, Any]:
         """What a batch is told of it. A tree need not know what it does not ask for."""
-        options: dict[str, Any] = {}
-        if self.cache:
-            options |= {"caches": self.cache, "all_tokens": list(self.held)}
-        if self.checkpoints is not None:
-            options["checkpoints"] = self.checkpoints
-        if self.sampler is not None:
-            options["samplers"] = self.sampler
-        if self.processors:
-            options["logits_processors"] = list(self.processors)
+        options: dict[str, Any] = {"caches": self.cache, "all_tokens": list(self.held), "checkpoints": self.checkpoints}
+        options |= {"samplers": self.sampler, "logits_processors": list(self.processors)}
         if self.stop:
             from mlx_lm.generate import StopSequences
 
@@ -125,7 +118,7 @@ class Row(Run):
 
             self.stats = DraftStats()
             options["planners"] = planner_for(self.strategy, self.num_draft_tokens, self.stats, self.costs)
-        return {name: [value] for name, value in options.items()}
+        return {name: [value] for name, value in options.items() if value not in (None, [])}
 
     def break_part(self, part: str, at: int) -> None:
         """Let its sampler, its processor or a method of its strategy raise at a call, or give what cannot be used."""
@@ -221,12 +214,14 @@ class Plain:
         held: Sequence[int] = (),
         **more: Any,
     ) -> Row:
-        """A row of n tokens. A share of each draft is right; None means no drafts."""
+        """A row of n tokens. A share of each draft is right; with None it has no drafts, or those of its strategy."""
         right = self.answer((*held, *prompt), n, temperature, processor)
-        row = Row(prompt=list(prompt), held=held, max_tokens=n, right=right, **more)
-        row.strategy = None if share is None else Partly(right.text, share)
-        row.sampler, row.processors = Drawing(temperature) if temperature else None, [processor()] if processor else []
-        return row
+        made: dict[str, Any] = {"sampler": Drawing(temperature)} if temperature else {}
+        if share is not None:
+            made["strategy"] = Partly(right.text, share)
+        if processor is not None:
+            made["processors"] = [processor()]
+        return Row(prompt=list(prompt), held=held, max_tokens=n, right=right, **made | more)
 
 
 class Rows:
@@ -292,8 +287,9 @@ class Rows:
         self.check_cache(row, layers, tokens, ())
         return [(layers, list(tokens))]
 
-    def finish(self) -> None:
-        """Every row ends, in at most as many steps as all have tokens."""
+    def finish(self, *rows: Row) -> None:
+        """Every row ends, and those that join now, in at most as many steps as all have tokens."""
+        self.insert(*rows)
         self.step(sum(len(row.prompt) + row.max_tokens for row in self.running.values()) + 1)
         for row in self.running.values():
             row.broken("it does not end")

@@ -90,8 +90,7 @@ class Session:
         for row, make in zip(rows, drafts, strict=True):
             row.strategy = make and make(row.right.text)["draft_strategy"]
         with patch.object(Checkpoints, "STEP", STEP):
-            batch.insert(*rows)
-            batch.finish()
+            batch.finish(*rows)
         return rows
 
     def ask(self, prompt: Sequence[int], drafts: Drafting | None = None, n: int = ANSWER, keep: bool = True) -> Row:

@@ -6,7 +6,6 @@ and most of the text goes round a few cycles, which the weights leave now and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from mlx_lm.models import cache as cache_module
 
 from conformance.drafters import VOCAB
 from conformance.oracle.findings import not_offered
-from conformance.subjects.architectures import CONFIGS, build, make_cache
+from conformance.subjects.architectures import CONFIGS, build, leaves, make_cache
 
 WINDOW, CYCLE = 16, 6
 # The longest drafts of the tests.
@@ -59,16 +58,10 @@ class Family:
 
     def rests_on(self) -> list[str]:
         """The names of the classes of its caches, of those that are in a list too."""
-        held = sorted(set(_classes(self.caches())))
-        return [self.model, *held, *(["QuantizedKVCache"] if self.options else [])]
-
-
-def _classes(caches: Iterable[Any]) -> Iterable[str]:
-    for held in caches:
-        yield type(held).__name__
-        if getattr(held, "keep", 0):
-            yield f"{type(held).__name__} with keep"
-        yield from _classes(getattr(held, "caches", ()))
+        caches = self.caches()
+        held = [(type(one).__name__, getattr(one, "keep", 0)) for one in (*caches, *leaves(caches))]
+        names = {name for name, _ in held} | {f"{name} with keep" for name, keep in held if keep}
+        return [self.model, *sorted(names), *(["QuantizedKVCache"] if self.options else [])]
 
 
 QUANTIZED = {"kv_bits": 8, "kv_group_size": 32}
