@@ -163,10 +163,10 @@ def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tree: Path)
     names = sorted({name for name, _ in named_tests([tree / file for file in files]) - before})
     chosen = ["-x", *files, *(["-k", " or ".join(names)] if names else [])]
     passed = run_tests(tree, *chosen)
-    print(f"--- with it:\n{passed.said}")
-    assert passed.returncode == 0, passed.said[-3000:]
+    print(f"--- with it:\n{passed.stdout}")
+    assert passed.returncode == 0, passed.stdout[-3000:]
     # Helpers that the tests share stay. Only the package itself is to be missing.
     change(tree, "checkout", "--quiet", "--no-overlay", "HEAD^", "--", "mlx_lm")
     failed = run_tests(tree, *chosen)
-    print(f"--- without it:\n{failed.said}")
-    assert failed.returncode in FAILURES, failed.said[-3000:]
+    print(f"--- without it:\n{failed.stdout}")
+    assert failed.returncode in FAILURES, failed.stdout[-3000:]

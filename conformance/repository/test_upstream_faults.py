@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -33,17 +32,10 @@ def run(tree: Path, folder: Path, code: str) -> str:
     if not (fixture := folder / "conformance" / "fixture").exists():
         fixture.parent.mkdir()
         fixture.symlink_to(FIXTURE)
-    done = in_tree(tree, folder, _reproduce, code, timeout=TIMEOUT)
-    assert done.returncode == 0, done.said[-3000:]
-    printed = (folder / "printed.txt").read_text().removesuffix("\n")
-    print(f"--- printed with the {tree.name}:", printed, sep="\n")
-    return printed
-
-
-def _reproduce(code: str) -> int:
-    with open("printed.txt", "w") as file, redirect_stdout(file):
-        exec(compile(code, "reproduction", "exec"), {"__name__": "__main__"})
-    return 0
+    done = in_tree(tree, folder, "-c", f"{code}\nimport os; os._exit(0)", timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(f"--- printed with the {tree.name}:", done.stdout, sep="\n")
+    return done.stdout.removesuffix("\n")
 
 
 @pytest.fixture(scope="module")

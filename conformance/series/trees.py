@@ -1,24 +1,15 @@
-"""Run something on the mlx-lm of a tree, in its own process: its tests, or a function.
-
-On Linux that process is a fork of one that has done the slow imports, but has not imported mlx or mlx-lm. On other
-systems it is a new process.
-"""
+"""Run Python on the mlx-lm of a tree, in a process of its own: the tests of the tree, or a program."""
 
 from __future__ import annotations
 
-import gc
-import os
+import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from conformance.doors.programs import exit_code, start
+from conformance.doors.programs import run
 
 # On Linux each compiled function would start a C++ compiler.
 SETTINGS = {"MLX_DISABLE_COMPILE": "1"} if sys.platform == "linux" else {}
-OTHER_TREE = 99
 METAL = ("bitnet", "gated_delta", "gated_delta_masked")
 # Upstream's tests that fail on the stock release, offline, on a machine without Metal.
 FAIL_ON_STOCK = (
@@ -32,56 +23,21 @@ FAIL_ON_STOCK = (
     # It lists the models of the hub's cache, which is empty.
     "test_server.py::TestServer::test_handle_models",
 )
+# In fewer columns pytest cuts off the name of the error.
+PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "240"}
+# The end of Python would wait for threads that are left behind, of a failed test or of a server.
+RUN_TESTS = "import os, pytest, sys; os._exit(pytest.main(sys.argv[1:]))"
 
 
-@dataclass
-class Done:
-    returncode: int
-    said: str
+def in_tree(
+    tree: Path, folder: Path, *arguments: str, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, on the mlx-lm of a tree."""
+    env = {**SETTINGS, **PYTEST, "PYTHONPATH": str(tree), "PYTHONUNBUFFERED": "1"}
+    return run(arguments, cwd=folder, env=env, timeout=timeout)
 
 
-def in_tree(tree: Path, folder: Path, call: Callable[..., int], *arguments: Any, timeout: float | None = None) -> Done:
-    """Call a function in a folder, on the mlx-lm of a tree. The function returns the exit status."""
-    process = start(_child, tree, folder, call, arguments, **SETTINGS)
-    code = exit_code(process, timeout)
-    if code is None:
-        process.kill()
-        code = exit_code(process)
-    assert code is not None
-    assert code != OTHER_TREE, "it ran on another mlx-lm"
-    return Done(code, (folder / "output.txt").read_text(errors="replace"))
-
-
-def _child(tree: Path, folder: Path, call: Callable[..., int], arguments: tuple[Any, ...]) -> None:
-    with (folder / "output.txt").open("wb") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    if "mlx_lm" in sys.modules:
-        sys.exit(OTHER_TREE)
-    # Collections of garbage, which a server makes too, need not look at what is imported already.
-    gc.freeze()
-    os.chdir(folder)
-    sys.path[:0] = [str(folder), str(tree)]
-    # Runs that share the tree compile it once.
-    sys.dont_write_bytecode = False
-    code = call(*arguments)
-    package = sys.modules.get("mlx_lm")
-    if package is not None and not Path(str(package.__file__)).is_relative_to(tree):
-        code = OTHER_TREE
-    sys.stdout.flush()
-    # sys.exit would wait for threads that are left behind, of a failed test or of a server.
-    os._exit(code)
-
-
-def run_tests(tree: Path, *arguments: str) -> Done:
+def run_tests(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest on the mlx-lm of a tree, without the tests that fail on the stock release."""
     left_out = [f"--deselect=tests/{test}" for test in FAIL_ON_STOCK]
-    return in_tree(tree, tree, _pytest, str(tree), (*arguments, *left_out))
-
-
-def _pytest(tree: str, arguments: tuple[str, ...]) -> int:
-    # In fewer columns pytest cuts off the name of the error.
-    os.environ |= {"PYTHONPATH": tree, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "240"}
-    import pytest
-
-    return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))
+    return in_tree(tree, tree, "-c", RUN_TESTS, "-q", "-p", "no:cacheprovider", *arguments, *left_out)

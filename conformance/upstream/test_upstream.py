@@ -32,4 +32,4 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_tests_of_the_patched_tree_pass(part: int, patched: Path) -> None:
     """The tests of earlier patches still pass with the later patches."""
     done = run_tests(patched, "-rfE", *FILES[part::PROCESSES])
-    assert done.returncode == 0, done.said[-5000:]
+    assert done.returncode == 0, done.stdout[-5000:]
