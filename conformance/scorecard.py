@@ -39,7 +39,7 @@ def counted(results: Results) -> Counts:
 def contract_of(test: str, one: Result) -> str:
     """The contract that a mark names, or else that of the file."""
     file = FILE.search(test)
-    short = one.notes.get("contract") or one.asked.split(" ")[0] or (file[1].upper() if file else "")
+    short = one.contract or one.asked.split(" ")[0] or (file[1].upper() if file else "")
     return next((name for name in CONTRACTS if name.split()[0] == short), REST)
 
 

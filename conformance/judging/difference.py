@@ -69,10 +69,10 @@ def cases(one: Result) -> dict[str, str]:
 
 def of_plain(was: Result, now: Result) -> str | None:
     """Plain decoding is what it is on the base, bit for bit, and takes as many forward passes."""
-    base, steps = (one.notes.get("steps", "").split() for one in (was, now))
+    base, steps = (one.steps.split() for one in (was, now))
     other = [i for i, (a, b) in enumerate(zip(base, steps, strict=False)) if a != b]
     tokens = [i for i in other if base[i].partition(":")[0] != steps[i].partition(":")[0]]
-    before, passes = (int(one.notes.get("forwards", 0)) for one in (was, now))
+    before, passes = (int(one.forwards) for one in (was, now))
     if tokens:
         now.message = f"plain decoding gives another token than the base at step {tokens[0]}"
     elif other:
@@ -96,7 +96,7 @@ def differences(base: Results, tree: Results) -> list[Group]:
     for test, kind in changed.items():
         # Where a cache is mended, plain decoding with it may be another one, and what was wrong may now be refused.
         mends = tree[test].differs or (kind == GONE and tree[test].outcome == REFUSED)
-        if kind in BAD and mends and mended & tree[test].uses:
+        if kind in BAD and mends and mended & tree[test].rests_on:
             changed[test] = CHANGED
     found: dict[tuple[str, str], Group] = {}
     groups: dict[str, Group] = {}
@@ -125,6 +125,6 @@ def cause_of(test: str, changed: dict[str, str], tree: Results) -> str | None:
         if other == test:
             return None
         at = (other.partition("[")[0], tree[other].about)
-        if kind in BAD and at[1] in tree[test].uses and at != mine:
+        if kind in BAD and at[1] in tree[test].rests_on and at != mine:
             return other
     return None

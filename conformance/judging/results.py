@@ -37,34 +37,25 @@ class Result:
     example: str = ""
     # Why the release is expected to fail it.
     expected: str = ""
-    # What the plugin and the test noted.
-    notes: dict[str, Any] = field(default_factory=dict)
     # Whether only the comparison with the base shows it.
     differs: bool = False
+    # What the plugin noted: the place of the test, the contract of its mark, the one that the judge asks with it, and
+    # whether only this repository promises that, and not upstream.
+    order: int = 0
+    contract: str = ""
+    asked: str = ""
+    ours: bool = False
+    # What the test noted: what it is about, what that rests on, what it says of each case that fails, and of plain
+    # decoding the steps and the number of forward passes.
+    about: str = ""
+    uses: str = ""
+    cases: dict[str, str] = field(default_factory=dict)
+    steps: str = ""
+    forwards: str = "0"
 
     @property
-    def asked(self) -> str:
-        """The contract that the judge asks with this test."""
-        return str(self.notes.get("asked", ""))
-
-    @property
-    def ours(self) -> bool:
-        """Whether only this repository promises it, and not upstream."""
-        return bool(self.notes.get("ours"))
-
-    @property
-    def cases(self) -> dict[str, str]:
-        """What a test that fails says of each of its cases that does."""
-        found: dict[str, str] = self.notes.get("cases", {})
-        return found
-
-    @property
-    def about(self) -> str:
-        return str(self.notes.get("about", ""))
-
-    @property
-    def uses(self) -> set[str]:
-        return {self.about, *str(self.notes.get("uses", "")).split(", ")} - {""}
+    def rests_on(self) -> set[str]:
+        return {self.about, *self.uses.split(", ")} - {""}
 
 
 Results = dict[str, Result]
@@ -72,23 +63,24 @@ Results = dict[str, Result]
 
 def result_of(report: dict[str, Any]) -> Result:
     """The result in a line that pytest made of its report."""
-    expected, notes, failure = report.get("wasxfail", ""), dict(report["user_properties"]), report["longrepr"]
+    expected, failure, noted = report.get("wasxfail", ""), report["longrepr"], report["user_properties"]
+    notes: dict[str, Any] = {name: value for name, value in noted if name in Result.__dataclass_fields__}
     if report["outcome"] == "passed":
-        return Result(HOLDS, expected=expected, notes=notes)
+        return Result(HOLDS, expected=expected, **notes)
     if isinstance(failure, list):
         # Where a test was skipped, and why.
         reason = failure[2].removeprefix("Skipped: ")
         word, _, why = reason.partition(": ")
         known = word in (REFUSED, ABSENT, INCONCLUSIVE)
-        return Result(word, why, notes=notes) if known else Result(SKIPPED, reason, notes=notes)
+        return Result(word, why, **notes) if known else Result(SKIPPED, reason, **notes)
     text = str(failure["reprcrash"]["message"] if isinstance(failure, dict) else failure).strip()
     if "[XPASS(strict)]" in text:
-        return Result(HOLDS, text, notes=notes)
+        return Result(HOLDS, text, **notes)
     outcome = NOT_FINISHED if LATE.match(text) else REFUSED if expected.startswith("Refused") else BROKEN
     # What pytest.fail says is a sentence and lines; of anything else the first line counts.
     message, _, example = text.removeprefix("Failed: ").partition("\n\n")
     message = message.partition("\n")[0].removeprefix("AssertionError: ")
-    return Result(outcome, message, example if text.startswith("Failed: ") else "", expected, notes)
+    return Result(outcome, message, example if text.startswith("Failed: ") else "", expected, **notes)
 
 
 def asked_files(parts: list[str]) -> list[str]:
@@ -119,4 +111,4 @@ def read(file: Path) -> tuple[str, Results]:
         if (test := line.get("nodeid")) is not None and (test not in found or found[test].outcome == HOLDS):
             found[test] = result_of(line)
     parts = [*PARTS, None]
-    return on, dict(sorted(found.items(), key=lambda one: (parts.index(part_of(one[0])), one[1].notes.get("order", 0))))
+    return on, dict(sorted(found.items(), key=lambda one: (parts.index(part_of(one[0])), one[1].order)))

@@ -61,21 +61,17 @@ class Asked:
         return read(self.report)[1]
 
     def ask_once(self, files: Sequence[str], kept: Path) -> Results:
-        """The results of these files. Those of the same package, suite and adapters are kept in a folder."""
+        """The results of these files, which are kept in a folder."""
         kept.mkdir(exist_ok=True)
-        file = kept / f"{self.key()}.jsonl"
-        known = {test.split("::")[0] for test in read(file)[1]} if file.exists() else set()
-        if others := [name for name in files if name not in known]:
-            print(f"{len(others)} files of tests; the results of {len(files) - len(others)} are kept", flush=True)
-            self.ask(others)
-            with file.open("a") as results:
-                results.write(self.report.read_text())
+        if not (file := kept / f"{self.key(files)}.jsonl").exists():
+            self.ask(files)
+            self.report.replace(file)
         return read(file)[1]
 
-    def key(self) -> str:
+    def key(self, asked: Sequence[str]) -> str:
         """A hash of all that the results depend on. Expectations and configurations of models are part of the suite."""
         others = sorted(path.name for path in self.package.parent.glob("mlx-*.dist-info"))
-        digest = hashlib.sha256(repr([self.python, self.limit, SEED, *self.adapters, *others]).encode())
+        digest = hashlib.sha256(repr([self.python, self.limit, SEED, asked, self.adapters, others]).encode())
         suite = (path for path in (ROOT / "conformance").rglob("*") if path.suffix in (".py", ".txt", ".json"))
         files = {*self.package.rglob("*.py"), *suite, *map(Path, self.adapters)}
         for path in sorted(path for path in files if path.is_file()):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+from conformance import adapters
+from conformance.adapters import MAY_HAVE, Unusable, load
 from conformance.faults import FOLDER, Fault, plant, read
 from conformance.judging.difference import BROKE, differences
 from conformance.judging.results import BROKEN, HOLDS, Results
 from conformance.judging.run import Asked
+from conformance.pages import block
 from conformance.series.patches import commits, unpack
 
 # Faults of the release that no test of one tree can see: other bits, and another fault where one is known.
@@ -23,20 +25,11 @@ COMPARED = [
     Fault("bits", "C4", PLAIN, "generate.py", "= prompt[:n_to_process]", "= prompt[1:n_to_process]"),
     Fault("cases", "C4", KEEP, "models/cache.py", "v[..., : self.keep, :],", "v[..., :0, :],", ORDER),
 ]
-# A tree that calls what the series has by other names, so that only its own adapter can ask it.
-OTHER = {"speculative_generate_step": "guessing_steps", "draft_strategy": "guesser"}
-ADAPTER = """
-import mlx.core as mx
-from conformance.drafters import Scripted
-from mlx_lm.generate import guessing_steps
+# What the adapter of the page needs of a tree.
+STEP = """
 
-OPTIONS = ("max_tokens", "sampler", "logits_processors", "prompt_cache", "kv_bits", "kv_group_size")
-DRAFTERS = ("right in part",)
-
-def decode(model, prompt, drafts, **options):
-    guesser = Scripted(drafts.right, max(drafts.right) + 1)
-    how = dict(guesser=guesser, num_draft_tokens=3, disable_adaptive_gate=True)
-    return guessing_steps(mx.array(prompt), model, **how, **options)
+def lookahead_step(prompt, model, *, n, **options):
+    return prompt_lookup_generate_step(prompt, model, num_draft_tokens=n, disable_adaptive_gate=True, **options)
 """
 (HISTORY,) = [fault for fault in read(FOLDER / "judge.toml") if fault.name == "history fed twice"]
 
@@ -58,14 +51,21 @@ def test_a_fault_that_only_the_base_shows_is_found(fault: Fault, tmp_path: Path)
 
 @pytest.mark.planted
 @pytest.mark.parametrize(("fault", "outcome"), [(None, HOLDS), (HISTORY, BROKEN)], ids=[HOLDS, BROKEN])
-def test_a_fault_is_found_through_the_adapter_of_a_tree(fault: Fault | None, outcome: str, tmp_path: Path) -> None:
-    adapter, source = tmp_path / "other_names.py", unpack(commits()[-1], tmp_path / "source")
-    adapter.write_text(ADAPTER)
+def test_a_fault_is_found_through_the_adapter_of_the_page(fault: Fault | None, outcome: str, tmp_path: Path) -> None:
+    adapter, source = tmp_path / "mine.py", unpack(commits()[-1], tmp_path / "source")
+    adapter.write_text(block("docs/releases.md", "lookahead_step(mx.array(prompt)"))
+    with pytest.raises(Unusable, match="cannot import name 'lookahead_step'"):
+        load(str(adapter))
+    with (source / "mlx_lm" / "generate.py").open("a") as file:
+        file.write(STEP)
     tree = plant(source / "mlx_lm", tmp_path / "tree", fault)
-    for path in tree.rglob("*.py"):
-        text = re.sub(rf"\b({'|'.join(OTHER)})\b", lambda found: OTHER[found[1]], path.read_text())
-        path.write_text(text)
     # Words of -k have no spaces.
-    found = results(tree, tmp_path, HISTORY.red.replace("scripted", "right"), str(adapter)).values()
+    found = results(tree, tmp_path, HISTORY.red.replace("scripted", "lookup"), str(adapter)).values()
     assert outcome in {one.outcome for one in found}
     assert fault or {one.outcome for one in found} == {HOLDS}
+
+
+def test_the_page_names_all_that_an_adapter_may_have() -> None:
+    example = block("docs/releases.md", "lookahead_step(mx.array(prompt)")
+    assert all(name in str(adapters.__doc__) for name in MAY_HAVE)
+    assert all(name in example for name in MAY_HAVE - {"fits", "stream"})
