@@ -28,9 +28,3 @@ def blocks(page: str, words: str) -> list[str]:
 def block(page: str, words: str) -> str:
     (found,) = blocks(page, words)
     return found
-
-
-def drafting(text: str) -> tuple[str, float]:
-    """The line about the drafts without its numbers, and the tokens of a forward pass."""
-    (shown,) = re.findall(r"\w+Strategy, .* tokens-per-forward", text)
-    return re.sub(r"[\d.]+", "N", shown), float(shown.split()[-2])

@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import checkout
+
 from conformance import ROOT
 from conformance.series.patches import DEFAULT
 
@@ -90,8 +92,5 @@ class Clone:
         return found
 
 
-def git(where: Path, *args: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    done = subprocess.run(["git", "-C", where, *identity, *args], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+def git(where: Path, *args: str | Path) -> str:
+    return checkout.git(where, *args).stdout.strip()

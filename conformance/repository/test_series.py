@@ -17,9 +17,8 @@ from export import read
 
 from conformance import ROOT
 from conformance.repository.clones import git
-from conformance.series.patches import PATCHES, checkout, commits, name_of, own_tests
-from conformance.series.stand_in import with_model
-from conformance.series.trees import FAIL_ON_STOCK, run_tests
+from conformance.series.patches import PATCHES, checkout, commits, name_of, own_tests, unpack
+from conformance.series.trees import FAIL_ON_STOCK, run_tests, with_model
 from conformance.stages import order
 
 pytestmark = pytest.mark.patched_source
@@ -170,3 +169,24 @@ def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tree: Path)
     failed = run_tests(tree, *chosen)
     print(f"--- without it:\n{failed.stdout}")
     assert failed.returncode in FAILURES, failed.stdout[-3000:]
+
+
+# Of upstream, also those that no patch changes. The others of upstream load models of the hub, or train.
+UPSTREAM = ("generate", "gated_delta", "models", "prompt_cache", "sample_utils", "server")
+OWN = {file for patch in PATCHES for file in own_tests(patch.read_text())}
+FILES = sorted(OWN | {f"tests/test_{name}.py" for name in UPSTREAM})
+# Several files share a process, which takes longer to start than most of them.
+PROCESSES = 6
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_model(unpack(commits()[-1], tmp_path_factory.mktemp("tree")))
+
+
+@pytest.mark.series
+@pytest.mark.parametrize("part", range(PROCESSES))
+def test_the_tests_of_the_patched_tree_pass(part: int, whole: Path) -> None:
+    """Those of upstream, but those that fail on the release too, and those of earlier patches with the later ones."""
+    done = run_tests(whole, "-rfE", *FILES[part::PROCESSES])
+    assert done.returncode == 0, done.stdout[-5000:]

@@ -1,1 +1,1 @@
-"""The tests of upstream, and the names that a release has."""
+"""The names that a release has, and the faults of upstream."""
