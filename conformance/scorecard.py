@@ -23,7 +23,7 @@ PASSED, FAILED, WRONG = "passed", "failed", "wrong"
 # What a cell says of tests that did not pass, in this order, and the light of the first of them.
 LIGHTS = {FAILED: "🔴", WRONG: "🟡", REFUSED: "🟡", SKIPPED: "⚪", ABSENT: "⚪"}
 # A file of a contract.
-FILE = re.compile(r"contracts/test_(c\d+)_")
+FILE = re.compile(r"contracts/test_c(\d+)_")
 MARKED = re.compile(r"(<!-- scorecard -->\n).*?(<!-- end scorecard -->)", re.DOTALL)
 # How many tests of each contract had which outcome.
 Counts = dict[str, Counter[str]]
@@ -39,7 +39,7 @@ def counted(results: Results) -> Counts:
 def contract_of(test: str, one: Result) -> str:
     """The contract that a mark names, or else that of the file."""
     file = FILE.search(test)
-    short = one.contract or one.asked.split(" ")[0] or (file[1].upper() if file else "")
+    short = one.contract or one.asked.split(" ")[0] or (f"C{file[1]}" if file else "")
     return next((name for name in CONTRACTS if name.split()[0] == short), REST)
 
 
@@ -94,17 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def files() -> Iterator[str]:
-    """A line for each file that tests contracts: those of its folder and marks, and what the judge calls its tests."""
+    """A line for each file that tests contracts, by its name and its marks."""
     for path in sorted((ROOT / "conformance").rglob("test_*.py")):
-        if path.parent.name == "repository":
-            continue
-        text = path.read_text("utf-8")
-        judged = set(re.findall(r'mark\.asked\("(C\d+ [^"]*)"', text))
-        found = {name.split()[0] for name in judged} | set(re.findall(r'mark\.contract\("(C\d+)"\)', text))
-        found |= {name.upper() for name in FILE.findall(path.as_posix())}
-        names = [", ".join(sorted(some, key=lambda name: (int(name[1:].split()[0]), name))) for some in (found, judged)]
-        if found:
-            yield f"- {path.relative_to(ROOT).as_posix()}: {names[0]}" + (f" ({names[1]})" if judged else "")
+        found = set(re.findall(r'mark\.(?:asked|contract)\("C(\d+)\b', path.read_text("utf-8")))
+        found |= set(FILE.findall(path.as_posix()))
+        if found and path.parent.name not in ("judging", "repository"):
+            yield f"- {path.relative_to(ROOT).as_posix()}: {', '.join(f'C{n}' for n in sorted(map(int, found)))}"
 
 
 if __name__ == "__main__":

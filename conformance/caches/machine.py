@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
-from hypothesis import HealthCheck, Verbosity, settings
+from hypothesis import Phase, Verbosity, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -18,19 +18,12 @@ from conformance.adapters import Adapters
 from conformance.caches.kinds import KINDS, NAMES
 from conformance.caches.program import Program, Wrong, of_series
 from conformance.oracle.findings import broken, not_offered, not_shown
-from conformance.oracle.profiles import FULL
+from conformance.oracle.profiles import FULL, PROFILE
 
-SEARCH = settings(
-    max_examples=2000 if FULL else 80,
-    stateful_step_count=25 if FULL else 10,
-    deadline=None,
-    database=None,
-    report_multiple_bugs=False,
-    verbosity=Verbosity.quiet,
-    suppress_health_check=list(HealthCheck),
-)
+FULLY = settings(PROFILE, phases=list(Phase), verbosity=Verbosity.quiet)
+SEARCH = FULLY if FULL else settings(FULLY, max_examples=80, stateful_step_count=10)
 # What can be done with the rows of a batch is more.
-ROWS = settings(SEARCH, max_examples=2000 if FULL else 60, stateful_step_count=25 if FULL else 20)
+ROWS = FULLY if FULL else settings(FULLY, max_examples=60, stateful_step_count=20)
 # For so many seconds hypothesis looks for a shorter program. By default it does so for five minutes.
 SHORTEN = float(os.environ.get("CONFORMANCE_SHORTEN", 40))
 # The programs that the judge compares with those of the base where a test fails on both.

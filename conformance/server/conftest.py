@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,6 @@ from conformance import FIXTURE
 from conformance.doors.server.process import Inside, inside
 from conformance.doors.server.requests import Right
 from conformance.subjects.tiny import save
-
-LINES = 5
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +34,3 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The fixture, a model with a sliding window, and a hybrid one."""
     folder: Path = tmp_path_factory.mktemp("models")
     return {"fixture": str(FIXTURE), **{name: str(save(name, folder)) for name in ("gemma3_text", "qwen3_next")}}
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Of what a server logs, a report has the end only."""
-    report = yield
-    report.sections = [(name, "\n".join(text.splitlines()[-LINES:])) for name, text in report.sections]
-    return report

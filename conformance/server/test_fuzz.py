@@ -12,18 +12,16 @@ from contextlib import suppress
 from itertools import cycle, product
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from conformance.doors.server.process import CHAT, TEXT, Body, Inside, events
 from conformance.oracle.findings import broken
-from conformance.oracle.profiles import FULL
+from conformance.oracle.profiles import FULL, PROFILE
 from conformance.server.fields import bodies
 
 OPTIONS = ("--max-tokens", "4")
-COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-QUICK = settings(max_examples=60, phases=[Phase.explicit, Phase.generate], **COMMON)
-PROFILE = settings(max_examples=2000, **COMMON) if FULL else QUICK
+BODIES = settings(PROFILE) if FULL else settings(PROFILE, max_examples=60, phases=[Phase.explicit, Phase.generate])
 
 
 def check_refusal(status: int, content: bytes, request: str) -> None:
@@ -61,7 +59,7 @@ def examples(test: Any) -> Any:
     return test
 
 
-@PROFILE
+@BODIES
 @examples
 @given(body=bodies(), path=st.sampled_from([CHAT, TEXT]))
 def test_bodies(server: Inside, body: Body, path: str) -> None:
@@ -78,8 +76,8 @@ def test_bodies(server: Inside, body: Body, path: str) -> None:
 
 
 # None of these is a valid body, nor a valid length of one.
-BODIES = [b"", b"5", b"NaN", b"{}", b"\xef\xbb\xbf{}", b'{"prompt": "hi", "a"', b'{"prompt": "\xff"}']
-BODIES += ['{"prompt": "a"}'.encode("utf-16"), b"[" * 100_000, b"[" * 900 + b"]" * 900, b'{"a": ' + b"1" * 5000 + b"}"]
+WRONG = [b"", b"5", b"NaN", b"{}", b"\xef\xbb\xbf{}", b'{"prompt": "hi", "a"', b'{"prompt": "\xff"}']
+WRONG += ['{"prompt": "a"}'.encode("utf-16"), b"[" * 100_000, b"[" * 900 + b"]" * 900, b'{"a": ' + b"1" * 5000 + b"}"]
 LENGTHS = [b"-1", b"x", b"", b"1.5", b"9" * 12, b"9" * 30, None]
 
 
@@ -87,7 +85,7 @@ def test_malformed_requests(server: Inside) -> None:
     """The same of bytes that are no request, or have no JSON."""
     # A request that promises more bytes than it sends is a client that left.
     cases: list[tuple[bytes | None, bytes]]
-    cases = [(b"%d" % (len(body) + more), body) for body, more in zip(BODIES * 2, cycle((0, 1, 1000)), strict=False)]
+    cases = [(b"%d" % (len(body) + more), body) for body, more in zip(WRONG * 2, cycle((0, 1, 1000)), strict=False)]
     cases += [(length, b"") for length in LENGTHS]
     for path, (length, body) in zip(cycle((CHAT, TEXT)), cases, strict=False):
         said = b"" if length is None else b"Content-Length: " + length + b"\r\n"
