@@ -13,6 +13,7 @@ from conformance import FIXTURE
 from conformance.adapters import Adapters
 from conformance.series.patches import commits, unpack
 from conformance.subjects.decoded import Family
+from conformance.subjects.tiny import save
 
 pytest_plugins = ["conformance.plugin"]
 
@@ -56,6 +57,13 @@ def fixture() -> tuple[Any, Any]:
     """The model of this repository and its tokenizer."""
     model, tokenizer = load(str(FIXTURE))
     return model, tokenizer
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The paths of that model, of one with a sliding window, and of a hybrid one."""
+    folder = tmp_path_factory.mktemp("models")
+    return {"fixture": str(FIXTURE), **{name: str(save(name, folder)) for name in ("gemma3_text", "qwen3_next")}}
 
 
 @pytest.fixture

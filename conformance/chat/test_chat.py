@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +24,6 @@ import pytest
 from conformance import FIXTURE
 from conformance.doors.printed import CONTROLS, Drafting, drafting
 from conformance.oracle.findings import broken
-from conformance.subjects.tiny import save
 
 chat: Any = importlib.import_module("mlx_lm.chat")
 # A line that ends with CTRL_C has an answer that is broken off after so many tokens. CTRL_D ends the chat.
@@ -115,16 +113,10 @@ def talk(model: str, lines: tuple[str, ...], *options: str) -> list[Turn]:
     return turns
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.mark.parametrize(("model", "typed", "drafts"), SESSIONS)
-def test_a_session(folder: Path, model: str, typed: str, drafts: str) -> None:
-    path = str(FIXTURE if model == "fixture" else save(model, folder))
-    turns = talk(path, tuple(LINES[typed]), *DRAFTS[drafts])
-    right = talk(path, tuple(line for line in LINES[typed] if not line.endswith(CTRL_C)))
+def test_a_session(models: dict[str, str], model: str, typed: str, drafts: str) -> None:
+    turns = talk(models[model], tuple(LINES[typed]), *DRAFTS[drafts])
+    right = talk(models[model], tuple(line for line in LINES[typed] if not line.endswith(CTRL_C)))
     whole = [turn for turn in turns if not turn.line.endswith(CTRL_C)]
     for turn, other in zip(whole, right, strict=True):
         if (turn.text, turn.tokens, turn.cached) != (other.text, other.tokens, other.cached):
