@@ -6,9 +6,7 @@ The tests that run each patch take minutes and do not depend on the installed ml
 from __future__ import annotations
 
 import ast
-import os
 import re
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,6 @@ MAX_PATCH = 250
 HEADINGS = ["The problem", "The interface", "What it measures", "What it leaves out", "Upstream"]
 LEFT_OUT = tuple(test.rpartition("::")[2] for test in FAIL_ON_STOCK)
 NAMES = [name_of(path) for path in PATCHES]
-TURNS = count(1)
 
 
 def parts(patch: Path) -> tuple[str, str, str]:
@@ -127,19 +124,10 @@ def built_on(number: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone of the checkout, which goes from patch to patch: most files stay, with what Python compiled."""
+    """A clone of the checkout, which goes from patch to patch."""
     made = tmp_path_factory.mktemp("series") / "tree"
     git(ROOT, "clone", "--quiet", "--shared", str(checkout()), str(made))
     return with_model(made)
-
-
-def change(tree: Path, *command: str) -> None:
-    """Run git in the tree, and give what it wrote a time of its own: Python sees no change within a second."""
-    git(tree, *command)
-    turn = next(TURNS)
-    for path in tree.rglob("*.py"):
-        if path.stat().st_mtime > 1_000_000:
-            os.utime(path, (turn, turn))
 
 
 def named_tests(files: list[Path]) -> set[tuple[str, str]]:
@@ -153,11 +141,11 @@ def named_tests(files: list[Path]) -> set[tuple[str, str]]:
 def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tree: Path) -> None:
     """A fix on the plain release, with the fixes that it says it builds on. Any other patch on those before it."""
     made, files = commits(), own_tests(PATCHES[number - 1].read_text())
-    change(tree, "checkout", "--quiet", "--force", made[0 if number in FIXES else number - 1])
+    git(tree, "checkout", "--quiet", "--force", made[0 if number in FIXES else number - 1])
     if number in FIXES and (others := built_on(number)):
-        change(tree, "cherry-pick", *(made[other] for other in others))
+        git(tree, "cherry-pick", *(made[other] for other in others))
     before = named_tests([tree / file for file in files])
-    change(tree, "cherry-pick", made[number])
+    git(tree, "cherry-pick", made[number])
     # Whole files if it changes no test in them.
     names = sorted({name for name, _ in named_tests([tree / file for file in files]) - before})
     chosen = ["-x", *files, *(["-k", " or ".join(names)] if names else [])]
@@ -165,7 +153,7 @@ def test_a_patch_passes_its_tests_which_fail_without_it(number: int, tree: Path)
     print(f"--- with it:\n{passed.stdout}")
     assert passed.returncode == 0, passed.stdout[-3000:]
     # Helpers that the tests share stay. Only the package itself is to be missing.
-    change(tree, "checkout", "--quiet", "--no-overlay", "HEAD^", "--", "mlx_lm")
+    git(tree, "checkout", "--quiet", "--no-overlay", "HEAD^", "--", "mlx_lm")
     failed = run_tests(tree, *chosen)
     print(f"--- without it:\n{failed.stdout}")
     assert failed.returncode in FAILURES, failed.stdout[-3000:]

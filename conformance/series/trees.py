@@ -49,9 +49,10 @@ CONFIG = {
     "eos_token_id": 1019,
 }
 # In fewer columns pytest cuts off the name of the error.
-PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "240"}
-# The end of Python would wait for threads that are left behind, of a failed test or of a server.
-RUN_TESTS = "import os, pytest, sys; os._exit(pytest.main(sys.argv[1:]))"
+PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "240", "PYTHONDONTWRITEBYTECODE": "1"}
+# A tree may change within a second, which Python does not see of what it compiled. The end of Python would wait for
+# threads that are left behind, of a failed test or of a server.
+RUN_TESTS = "import os, pytest, sys; sys.dont_write_bytecode = True; os._exit(pytest.main(sys.argv[1:]))"
 
 
 def in_tree(
