@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import site
 import subprocess
 import sys
 import tempfile
@@ -137,8 +136,6 @@ def _run(arguments: list[str], stdin: Path, out: Path, err: Path | None, env: di
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[:0] = [str(cwd), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-    sys.modules.pop("sitecustomize", None)
-    site.execsitecustomize()
     option, what, *rest = arguments
     sys.argv = [option, *rest]
     if option == "-m":

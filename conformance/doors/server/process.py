@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +21,7 @@ from unittest.mock import patch
 
 import requests
 
-from conformance import FIXTURE, ROOT
+from conformance import FIXTURE
 from conformance.doors.programs import Program, program
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -114,13 +113,6 @@ class Server(Client):
                     return
             time.sleep(0.1)
         raise ServerFailed(f"the server did not answer /health\n{self.log[-TAIL:]}")
-
-
-def planted(fault: Callable[[], None], folder: Path) -> dict[str, str]:
-    """The environment variables of a process that calls a function when it starts."""
-    (folder / "sitecustomize.py").write_text(f"from {fault.__module__} import {fault.__name__}\n{fault.__name__}()\n")
-    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(path)}
 
 
 def free_ports(n: int) -> list[int]:
