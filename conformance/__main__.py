@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from conformance import missing
 from conformance.arguments import at_least_one, margin
 from conformance.check.prompts import Unusable, from_file
-from conformance.smollm2 import NotMade, path_of
+from conformance.smollm2 import path_of
 
 # As mlx_lm.draft.options has them, which is not to be imported before the device is known.
 DRAFT_TYPES = ("auto", "edit", "suffix", "ngram-simple", "ngram-mod")
@@ -80,10 +80,9 @@ def say(text: str) -> None:
 def load(model: str) -> tuple[Any, Any]:
     import mlx_lm
 
+    path = path_of(model)
     try:
-        found: tuple[Any, Any] = mlx_lm.load(path_of(model))
-    except NotMade as error:
-        raise Unusable(str(error)) from error
+        found: tuple[Any, Any] = mlx_lm.load(path)
     except Exception as error:
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
         if not isinstance(error, (OSError, ValueError, RuntimeError)):

@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
     # Files of tests that need a name which the tree lacks.
     unasked = {test: one for test, one in found.items() if test.endswith("::import")}
     print("".join(f"not asked: {test}: {one.message}\n" for test, one in unasked.items()), end="")
-    return judged.status()
+    return judged.verdict()[0]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -29,36 +29,25 @@ LOCK = threading.Lock()
 FOLLOWED = "COVERAGE_PROCESS_CONFIG"
 
 
-def start(function: Callable[..., object], *arguments: Any, **settings: str) -> Any:
-    """A process of CONTEXT that calls a function, with more environment variables."""
-    process = CONTEXT.Process(target=function, args=arguments)
-    # One at a time: environment variables belong to the whole process. The first import reads that the hub is offline.
-    with LOCK, patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"} | settings):
-        process.start()
-    return process
-
-
-def exit_code(process: Any, timeout: float | None = None) -> int | None:
-    """The exit status of such a process, or None if it does not end in time."""
-    connection.wait([process.sentinel], timeout)
-    # The status can be read once. Starting a process reads that of all others too.
-    with LOCK:
-        code: int | None = process.exitcode
-    return code
-
-
 class Forked:
     """A program in a fork."""
 
     def __init__(self, *what: Any) -> None:
-        self._process = start(_run, *what)
+        self._process = CONTEXT.Process(target=_run, args=what)
+        # One at a time: environment variables belong to the whole process. The first import reads HF_HUB_OFFLINE.
+        with LOCK, patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}):
+            self._process.start()
 
-    def poll(self) -> int | None:
-        return exit_code(self._process, 0)
+    def poll(self, timeout: float | None = 0) -> int | None:
+        """The exit status, or None if it does not end in time."""
+        connection.wait([self._process.sentinel], timeout)
+        # The status can be read once. Starting a process reads that of all others too.
+        with LOCK:
+            code: int | None = self._process.exitcode
+        return code
 
     def wait(self, timeout: float | None = None) -> int:
-        code = exit_code(self._process, timeout)
-        if code is None:
+        if (code := self.poll(timeout)) is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
         return code
 

@@ -36,28 +36,18 @@ class Judgement:
     def bad(self) -> list[Group]:
         return [group for group in self.groups if group.kind in BAD]
 
-    @property
-    def unseen(self) -> bool:
-        """Whether lines changed and none of them ran."""
-        return bool(self.changes) and not any(one.ran for one in self.changes)
-
-    def status(self) -> int:
-        if self.bad:
-            return WORSE
-        left_out = any(group.kind == STOPPED for group in self.groups)
-        left_out |= any(one.outcome == NOT_FINISHED or test.endswith("::import") for test, one in self.tree.items())
-        return NOT_JUDGED if left_out or self.unseen or any(one.never for one in self.changes) else GOOD
-
-    def verdict(self) -> str:
-        against = f"{self.names[1]} against {self.names[0]}"
+    def verdict(self) -> tuple[int, str]:
+        """What the judge ends with, and a sentence that says why."""
         if self.bad:
             word = "BROKEN" if self.bad[0].kind == BROKE else "NO LONGER"
-            return f"{word}: {', '.join(dict.fromkeys(group.contract for group in self.bad))}. {against}"
+            return WORSE, f"{word}: {', '.join(dict.fromkeys(group.contract for group in self.bad))}"
         if stopped := sum(len(group.tests) for group in self.groups if group.kind == STOPPED):
-            return f"NOT FINISHED: {stopped} tests, and nothing else broke. {against}"
-        if self.unseen:
-            return f"NOT JUDGED: none of the tests runs what changed. {against}"
-        return f"{'Nothing broke' if self.groups else 'Nothing differs'}. {against}"
+            return NOT_JUDGED, f"NOT FINISHED: {stopped} tests, and nothing else broke"
+        if self.changes and not any(one.ran for one in self.changes):
+            return NOT_JUDGED, "NOT JUDGED: none of the tests runs what changed"
+        left_out = any(one.outcome == NOT_FINISHED or test.endswith("::import") for test, one in self.tree.items())
+        status = NOT_JUDGED if left_out or any(one.never for one in self.changes) else GOOD
+        return status, "Nothing broke" if self.groups else "Nothing differs"
 
     def again(self, test: str) -> str:
         """A command that shows it, typed here. What differs from the base alone only the judge can show."""
@@ -70,7 +60,8 @@ class Judgement:
         """The lines that come first, and a row for each group, with the first of what its tests are about."""
         outcomes = Counter(one.outcome for one in self.tree.values()).most_common()
         counts = f"{len(self.tree)} tests: {', '.join(f'{n} {word}' for word, n in outcomes)}"
-        for line in (sentence(self.changes), self.verdict(), counts):
+        said = f"{self.verdict()[1]}. {self.names[1]} against {self.names[0]}"
+        for line in (sentence(self.changes), said, counts):
             yield from [*textwrap.wrap(line, WIDTH), ""]
         if self.groups:
             yield table(["", "contract", "tests", "of"], (self.row(group, most) for group in self.groups))

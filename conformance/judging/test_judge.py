@@ -93,7 +93,7 @@ def test_a_judgement(base: Results, tree: Results, kinds: list[str], message: st
     assert [group.kind for group in judged.groups] == kinds
     assert message in judged.screen()
     assert message.partition(" (on")[0] in judged.markdown()
-    assert judged.status() == status
+    assert judged.verdict()[0] == status
 
 
 def test_the_screen_and_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_the_screen_and_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("ran", "never", "status"), [(0, [], 2), (3, ["f"], 2), (3, [], 0)])
 def test_what_never_ran_is_not_judged(ran: int, never: list[str], status: int) -> None:
     judged = judgement(trim(HOLDS), trim(HOLDS), Change("server.py", 7, ran, never))
-    assert judged.status() == status
+    assert judged.verdict()[0] == status
     assert f"{ran} of 7 changed lines of server.py ran" in judged.screen()
     assert ("Nothing differs." in judged.screen()) == (ran > 0)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,25 +14,28 @@ from conformance.scorecard import main
 pytestmark = [pytest.mark.repository, pytest.mark.planted]
 pytest_plugins = ["pytester"]
 
+# What a test does, and what is read of it: the outcome, and what it says.
+CASES = {
+    "asserts": ('assert 1 == 2, "it is wrong\\nand more"', BROKEN, "it is wrong"),
+    "refused": ('ask.refused(ValueError("no"))', REFUSED, "ValueError: no"),
+    "not_offered": ('ask.not_offered("it")', ABSENT, "it"),
+    "inconclusive": ('ask.not_shown("no drafts")', INCONCLUSIVE, "no drafts"),
+    "skipped": ('pytest.skip("no such chip")', SKIPPED, "no such chip"),
+    "expected": ('ask.broken("a small number")', BROKEN, "a small number"),
+    "unexpected": ("pass", HOLDS, "[XPASS(strict)] Wrong: small numbers."),
+}
 TESTS = """
 import pytest
 from conformance.oracle import findings as ask
 
 @pytest.mark.asked("C1 snapshot", ours=True)
 def test_asked(): ask.broken("token 7 is lost", "print(7)", {"a case": "lost"})
-def test_asserts(): assert 1 == 2, "it is wrong\\nand more"
-def test_refused(): ask.refused(ValueError("no"))
-def test_not_offered(): ask.not_offered("it")
-def test_inconclusive(): ask.not_shown("no drafts")
-def test_skipped(): pytest.skip("no such chip")
-def test_expected(): ask.broken("a small number")
-def test_unexpected(): pass
 @pytest.fixture
 def after():
     yield
     assert False, "after"
 def test_teardown(after): pass
-"""
+""" + "".join(f"def test_{name}(): {does}\n" for name, (does, *_) in CASES.items())
 EXPECTED = """# Wrong: small
 # numbers.
 contracts/test_c4_some.py::test_exp*
@@ -44,31 +45,20 @@ test_gone.py::test_it
 # Not offered: it has no drafts.
 test_other.py::import
 """
-SEEN = {
-    "asked": (BROKEN, "token 7 is lost", "print(7)"),
-    "asserts": (BROKEN, "it is wrong", ""),
-    "refused": (REFUSED, "ValueError: no", ""),
-    "not_offered": (ABSENT, "it", ""),
-    "inconclusive": (INCONCLUSIVE, "no drafts", ""),
-    "skipped": (SKIPPED, "no such chip", ""),
-    "expected": (BROKEN, "a small number", ""),
-    "unexpected": (HOLDS, "[XPASS(strict)] Wrong: small numbers.", ""),
-    "teardown": (BROKEN, "after", ""),
-}
 # Of 12 tests of C4, as many as pass with the series, and of none of C1.
 SHOWN = """
 | C1 snapshot | 🟢 0 | 🔴 0, 1 failed |
 | C4 parity | 🟢 12 | 🔴 0, 3 failed, 1 wrong, 1 refused, 2 skipped, 5 not offered |
 """
-HELD: dict[str, Any] = {"outcome": "passed", "user_properties": [], "longrepr": None}
+HELD = '{{"nodeid": "contracts/test_c4_a.py::{}", "outcome": "passed", "user_properties": [], "longrepr": null}}\n'
 
 
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, expected: str, near: bool = False) -> Results:
-    """The report of TESTS with these expectations, of this release or of one near it."""
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, near: bool) -> Results:
+    """The report of TESTS with the expectations of this release, or of one near it."""
 
     def file(release: str, flavour: str) -> Path:
         path = pytester.path / f"{'0' if near else release}-{flavour}.txt"
-        path.write_text(expected)
+        path.write_text(EXPECTED)
         return path
 
     # Other plugins take seconds to start.
@@ -84,15 +74,16 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, expected: st
 def test_each_outcome(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(pytester, monkeypatch, EXPECTED)
-    assert {test: (found[test].outcome, found[test].message, found[test].example) for test in SEEN} == SEEN
-    assert (found["asked"].asked, found["asked"].ours) == ("C1 snapshot", True)
-    assert found["asked"].cases == {"a case": "lost"}
+    found = run(pytester, monkeypatch, near=False)
+    assert [(found[test].outcome, found[test].message) for test in CASES] == [case[1:] for case in CASES.values()]
+    assert (found["teardown"].outcome, found["teardown"].message) == (BROKEN, "after")
+    asked = found["asked"]
+    assert (asked.outcome, asked.message, asked.example) == (BROKEN, "token 7 is lost", "print(7)")
+    assert (asked.asked, asked.ours, asked.cases) == ("C1 snapshot", True, {"a case": "lost"})
     assert found["expected"].expected == "Wrong: small numbers."
     assert found["test_other.py::import"].expected == "Not offered: it has no drafts."
     assert [one.message for one in found.values() if "no test is test_gone.py::test_it" in one.message]
-    lines = (json.dumps(HELD | {"nodeid": f"contracts/test_c4_a.py::{n}"}) + "\n" for n in range(12))
-    (pytester.path / "patched.jsonl").write_text("".join(lines))
+    (pytester.path / "patched.jsonl").write_text("".join(map(HELD.format, range(12))))
     document = pytester.path / "releases.md"
     document.write_text("a\n<!-- scorecard -->\nold\n<!-- end scorecard -->\nb\n")
     assert main(["releases.md", "patched.jsonl", "stock.jsonl"]) == 0
@@ -105,6 +96,6 @@ def test_each_outcome(
 
 
 def test_the_file_of_another_release_may_be_wrong(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run(pytester, monkeypatch, EXPECTED, near=True)
+    found = run(pytester, monkeypatch, near=True)
     assert (found["unexpected"].outcome, found["unexpected"].message) == (HOLDS, "")
     assert not [one.message for one in found.values() if "no test is" in one.message]

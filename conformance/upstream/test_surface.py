@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from inspect import ismodule
 
 import mlx_lm
 import pytest
@@ -37,21 +36,9 @@ PUBLIC = {
     "mlx_lm.draft": STRATEGIES,
     "mlx_lm.models.cache": "snapshot_prompt_cache restore_prompt_cache can_trim_prompt_cache trim_prompt_cache",
 }
-# Names of mlx_lm.draft for mlx_lm itself, or that later stages bring.
-OTHERS = (
-    "DraftHead DraftMemory DraftOptions HeadDraftStrategy HeadedModel LearnedCosts MemoryStrategy Planner Proposal "
-    "device_costs find_head load_head read_draft_options save_head"
-)
 
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_the_public_names_are_there(module: str) -> None:
     missing = set(PUBLIC[module].split()) - vars(importlib.import_module(module)).keys()
     assert not missing, f"{module} has no {', '.join(sorted(missing))}"
-
-
-def test_each_name_of_the_package_is_known() -> None:
-    draft = pytest.importorskip("mlx_lm.draft")
-    names = {name for name, value in vars(draft).items() if not name.startswith("_") and not ismodule(value)}
-    new = sorted(names - set(f"{STRATEGIES} {OTHERS}".split()))
-    assert not new, f"mlx_lm.draft has {', '.join(new)}: add it to PUBLIC or to OTHERS here"

@@ -17,10 +17,11 @@ from functools import partial
 from mlx_lm import load
 
 from conformance.arguments import at_least_one, parser
+from conformance.check.prompts import Unusable
 from conformance.lab.bench import models
 from conformance.lab.bench.cells import REPEATS, Ready, compared
 from conformance.lab.recorded import FILES, is_judge, read
-from conformance.smollm2 import MODELS, NotMade, path_of
+from conformance.smollm2 import MODELS, path_of
 from conformance.smollm2.tasks import TASKS
 from conformance.subjects.prompts import PROMPTS
 from conformance.tables import line, table
@@ -50,7 +51,7 @@ def main() -> None:
     args = options.parse_args()
     try:
         loaded = load(path_of(args.model)) if args.model else None
-    except NotMade as error:
+    except Unusable as error:
         sys.exit(f"error: {error}")
     subject = models.Subject(args.model, models.weights_of(loaded[0]), *loaded) if loaded else models.larger()
     prompts = known(subject, bool(args.model))
