@@ -1,4 +1,4 @@
-"""The series is documented and tested, small enough to be read, and each patch is needed.
+"""The series is documented and tested, small enough to be read, each patch is needed, and mends what it says.
 
 The tests that run each patch take minutes and do not depend on the installed mlx-lm: tox -e series
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from checkout import Stamp
 from export import read
 
-from conformance import ROOT
+from conformance import FIXTURE, ROOT
+from conformance.oracle.profiles import FULL
 from conformance.repository.clones import git
-from conformance.series.patches import PATCHES, checkout, commits, name_of, own_tests, unpack
-from conformance.series.trees import FAIL_ON_STOCK, run_tests, with_model
+from conformance.series.patches import PATCHES, RELEASES, checkout, commits, name_of, own_tests, unpack
+from conformance.series.trees import FAIL_ON_STOCK, in_tree, run_tests, with_model
 from conformance.stages import order
 
 pytestmark = pytest.mark.patched_source
@@ -168,13 +170,57 @@ PROCESSES = 6
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_model(unpack(commits()[-1], tmp_path_factory.mktemp("tree")))
+def trees(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The release, and the whole series."""
+    places = {"release": 0, "series": -1}
+    return [with_model(unpack(commits()[i], tmp_path_factory.mktemp("tree") / name)) for name, i in places.items()]
 
 
 @pytest.mark.series
 @pytest.mark.parametrize("part", range(PROCESSES))
-def test_the_tests_of_the_patched_tree_pass(part: int, whole: Path) -> None:
+def test_the_tests_of_the_patched_tree_pass(part: int, trees: list[Path]) -> None:
     """Those of upstream, but those that fail on the release too, and those of earlier patches with the later ones."""
-    done = run_tests(whole, "-rfE", *FILES[part::PROCESSES])
+    done = run_tests(trees[1], "-rfE", *FILES[part::PROCESSES])
     assert done.returncode == 0, done.stdout[-5000:]
+
+
+# Each program of conformance/upstream/faults.toml shows its fault on the release. If docs/upstream.md names a patch for
+# it, it must print something else with the series, else the same.
+DATA = tomllib.loads((ROOT / "conformance" / "upstream" / "faults.toml").read_text("utf-8"))
+FAULTS: dict[str, dict[str, str]] = DATA["fault"]
+PAGE = (ROOT / "docs" / "upstream.md").read_text("utf-8").replace("`", "")
+# The links to the patches, or "open", by title.
+ROWS: dict[str, str] = dict(re.findall(r"^\| ([^|]+) \| [^|]+ \| (open|\[[^|]+\.patch\)) \|$", PAGE, re.MULTILINE))
+TIMEOUT = 120.0
+
+
+def printed_by(tree: Path, folder: Path, code: str) -> str:
+    """What code prints on the mlx-lm of a tree."""
+    for name, text in DATA["files"].items():
+        (folder / name).write_text(text)
+    if not (fixture := folder / "conformance" / "fixture").exists():
+        fixture.parent.mkdir()
+        fixture.symlink_to(FIXTURE)
+    done = in_tree(tree, folder, "-c", f"{code}\nimport os; os._exit(0)", timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(f"--- printed with the {tree.name}:", done.stdout, sep="\n")
+    return done.stdout.removesuffix("\n")
+
+
+@pytest.mark.series
+@pytest.mark.parametrize("title", [title for title, fault in FAULTS.items() if "code" in fault])
+def test_shows_its_fault(title: str, trees: list[Path], tmp_path: Path) -> None:
+    why, code, printed = (FAULTS[title][key].removesuffix("\n") for key in ("why", "code", "printed"))
+    print(f"--- {title}:", why, "--- the program:", code, sep="\n")
+    # The data is about the releases that are pinned.
+    pinned, mended = checkout().name.removeprefix("mlx-lm-") in RELEASES, ROWS[title] != "open"
+    # What is mended is asked of the release, which does not change, in the full profile only.
+    if pinned and (FULL or not mended):
+        assert printed_by(trees[0], tmp_path, code) == printed
+    if mended or (pinned and FULL):
+        assert (printed_by(trees[1], tmp_path, code) != printed) == mended
+
+
+@pytest.mark.series
+def test_the_page_has_a_row_for_each_fault() -> None:
+    assert list(ROWS) == list(FAULTS)
