@@ -5,18 +5,22 @@ This holds whatever the others draft, accept or cancel.
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any
 
 import pytest
 from mlx_lm.generate import BatchGenerator
 
 from conformance import FIXTURE
-from conformance.doors.server.process import Body, Inside
-from conformance.doors.server.requests import Right, judge_all, load, loaded, strategy_of
+from conformance.doors.server.process import Body, Client, Inside
+from conformance.doors.server.requests import Right, judge_all, load, loaded, send, strategy_of
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.recorder import fed
-from conformance.server.instruments import beside
-from conformance.server.traffic import DRAFTS, FOREVER, GATE_OFF, PENALTIES, ROW, SLOWLY, mixed
+from conformance.server.traffic import ASK, DRAFTS, FOREVER, GATE_OFF, PENALTIES, ROW, SLOWLY, mixed
 from conformance.subjects.prompts import chat, fenced
 
 # The most passes in a step of a batch.
@@ -47,6 +51,47 @@ def test_mixed_requests(server: Inside, right: Right, monkeypatch: pytest.Monkey
     wanted |= {strategy_of(draft) for draft in DRAFTS if draft}
     if wanted - shown or not any(answer.cached_tokens for answer in answers):
         not_shown(f"no drafted request has {wanted - shown}, or nothing is cached")
+
+
+def counters(server: Client) -> dict[str, int]:
+    """The counters of /metrics, which has the format of Prometheus."""
+    page = server.get("/metrics")
+    assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    counter = r"^# HELP mlx_lm_(\w+)_total \S.*\n# TYPE mlx_lm_\1_total counter\nmlx_lm_\1_total (\d+)$"
+    found = re.findall(counter, page.text, re.MULTILINE)
+    assert 3 * len(found) == len(page.text.splitlines()), page.text
+    return {name: int(value) for name, value in found}
+
+
+def test_what_the_server_counts(server: Inside) -> None:
+    """A request that is alone in its batch is a row in each step."""
+    before = counters(server)
+    send(server, ASK)
+    now = counters(server)
+    steps, rows = (now[name] - before[name] for name in ("batch_steps", "batch_rows"))
+    assert rows == steps > 0
+
+
+# The most steps of a batch that a request may wait for: far less than a long answer takes.
+STEPS = 600
+# So many of its tokens are compared.
+LENGTH = 120
+
+
+@contextmanager
+def beside(server: Client, long: Body, right: Right) -> Iterator[None]:
+    """What is asked beside a long answer does not wait for it, and leaves it as it is."""
+    before = counters(server)["batch_steps"]
+    with closing(server.pieces(long)) as pieces:
+        text = next(pieces)
+        yield
+        if (steps := counters(server)["batch_steps"] - before) > STEPS:
+            broken(f"who came waited for {steps} steps of a long answer", json.dumps(long))
+        text += "".join(islice(pieces, LENGTH))
+    whole = right(long | {"max_tokens": LENGTH}).text
+    n = min(len(text), len(whole))
+    if text[:n] != whole[:n]:
+        broken(f"a long answer is {text[:n]!r} instead of {whole[:n]!r}", json.dumps(long))
 
 
 # Blocks of all lengths with stop words of several tokens, penalties, and characters that take several tokens.

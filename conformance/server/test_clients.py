@@ -14,7 +14,6 @@ from conformance.doors.server.process import Body, Inside, inside
 from conformance.doors.server.requests import Right, send
 from conformance.oracle.findings import broken
 from conformance.pages import USE, text_of
-from conformance.server.instruments import counters
 from conformance.server.traffic import ASK, CODE, EDITED, GATE_OFF, SHORT
 from conformance.subjects.prompts import PROMPTS, chat, fenced
 
@@ -106,10 +105,3 @@ def test_a_prediction_is_drafted_for_no_other_client(server: Inside, right: Righ
         send(sharing, SHORT | {"prediction": {"type": "content", "content": right(call).text}})
         if (told := send(sharing, call).draft["accepted"]) != alone:
             broken(f"{told} tokens are accepted and {alone} without a prediction of another client")
-
-
-def test_what_the_server_counts(server: Inside) -> None:
-    """Each request here is alone in its batch."""
-    send(server, ASK)
-    counted = counters(server)
-    assert counted["batch_rows"] == counted["batch_steps"] > 0

@@ -1,21 +1,26 @@
-"""A server stops within seconds, also during slow work, and tells its clients. Of clients that leave, nothing is left.
+"""A server stops within seconds, also during slow work, and tells its clients. It holds no more than it should.
 
 Each thread that uses mlx gets a stream, whose thread stays: only the generation thread may.
-CONFORMANCE_PROFILE=full sends 1000 requests.
+CONFORMANCE_PROFILE=full sends 1000 requests, and 500 for each limit of the memory.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from subprocess import TimeoutExpired
+from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
@@ -27,8 +32,9 @@ from conformance.doors.server.requests import load, send
 from conformance.oracle.findings import broken
 from conformance.oracle.profiles import FULL
 from conformance.oracle.recorder import fed
-from conformance.server.instruments import wait_for_rest
-from conformance.server.traffic import EDIT, ENDLESS, FOREVER, GATE_OFF, ROW, SHORT, mixed
+from conformance.server.traffic import EDIT, ENDLESS, FOREVER, GATE_OFF, ROW, SHORT, message, mixed
+from conformance.subjects.prompts import Message
+from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
 
 # In seconds. A server has to stop sooner, even during work that takes far longer.
 SOON = 20.0
@@ -80,6 +86,23 @@ def test_work_is_stopped(work: str, tmp_path: Path) -> None:
             assert "error" in stream.result()[-1], "its client is not told"
         # What has said nothing has nothing to save.
         assert work == "prompt" or file.exists(), "its memory is lost"
+
+
+def wait_for_rest(one: Inside) -> None:
+    """Wait until the generation thread has nothing to do, and free what nobody holds."""
+    idle, wait = threading.Event(), one.generator._next_request
+
+    def wait_and_tell(timeout: float | None = None) -> Any:
+        request = wait(timeout)
+        # It waits for a request only where it has none.
+        if request is None and timeout:
+            idle.set()
+        return request
+
+    with patch.object(one.generator, "_next_request", wait_and_tell):
+        assert idle.wait(one.timeout), "the server is never at rest"
+    gc.collect()
+    mx.synchronize()
 
 
 N = 1000 if FULL else 24
@@ -147,3 +170,43 @@ def test_nothing_is_left(tmp_path: Path) -> None:
         broken(f"{more} threads are left of {N} requests")
     if (more := now[2] - streams - 1) > 0:
         broken(f"other threads than the generation thread have used mlx, and left {more} streams")
+
+
+CLIENTS = 3
+ROUNDS = 170 if FULL else 12
+# One prompt with few checkpoints, a few prompts, and many.
+LIMITS = (400_000, 1_500_000, 6_000_000) if FULL else (400_000,)
+# mlx leaves an array up to 16 KiB of a longer buffer. The small states of a recurrent layer may have that, not its
+# large ones of 64 KiB.
+SLACK = 0.25
+LARGE = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+
+
+def request(rng: random.Random) -> Body:
+    """Each message is one of a few, and may end early, so that conversations differ at any place."""
+    said: list[Message] = [message("system", 60, rng.randrange(3))]
+    for turn in range(rng.randrange(1, 4)):
+        one = message(("user", "assistant")[turn % 2], 30, 10 * turn + rng.randrange(3))
+        said.append(one | {"content": one["content"][: rng.choice([20, 30])]})
+    alone: Body = {"seed": 1} if rng.random() < 0.3 else {}
+    return {"messages": [*said, message("user", 10, rng.randrange(5))], "max_tokens": 2, **alone}
+
+
+@pytest.mark.contract("C11")
+@pytest.mark.parametrize("limit", LIMITS)
+def test_the_memory_stays_within_its_limit(tmp_path_factory: pytest.TempPathFactory, limit: int) -> None:
+    """By the count of --prompt-cache-bytes, and by that of mlx."""
+    model = save("qwen3_next", tmp_path_factory.mktemp("model"), ENDED_TEMPLATE, **ENDED, **LARGE)
+    rng, counted = random.Random(limit), 0
+    with inside("--prompt-cache-size", "100", "--prompt-cache-bytes", str(limit), model=model) as server:
+        wait_for_rest(server)
+        before = mx.get_active_memory()
+        for _ in range(ROUNDS):
+            answers = load(server, [request(rng) for _ in range(CLIENTS)], CLIENTS)
+            assert {answer.status for answer in answers} == {200}
+            wait_for_rest(server)
+            now, used = server.generator.prompt_cache.nbytes, mx.get_active_memory() - before
+            counted = max(counted, now)
+            if now > limit or used > (1 + SLACK) * limit:
+                broken(f"{used} bytes are used and {now} counted, where {limit} are the most")
+    assert counted > 0.9 * limit, f"the limit is not reached: {counted} of {limit}"
