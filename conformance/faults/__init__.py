@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import shutil
 import tomllib
 from dataclasses import dataclass
@@ -59,13 +58,8 @@ def faults() -> list[Fault]:
 
 def plant(package: Path, into: Path, fault: Fault | None = None) -> Path:
     """Copy a package with a fault, or without one. Returns the folder that it is imported from."""
-    target = into / package.name
-    shutil.copytree(package, target, copy_function=os.link)
+    shutil.copytree(package, into / package.name)
     if fault is not None:
-        path = target / fault.file
-        source = fault.apply(path.read_text("utf-8"))
-        # Not the file that the copy shares with the package, nor what it was compiled to.
-        for shared in (path, *path.parent.glob(f"__pycache__/{path.stem}.*.pyc")):
-            shared.unlink()
-        path.write_text(source, "utf-8")
+        path = into / package.name / fault.file
+        path.write_text(fault.apply(path.read_text("utf-8")), "utf-8")
     return into

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from conformance import ROOT
+from conformance.series.patches import PATCHES
 
 FILE = Path(__file__).with_name("stages.txt")
 
 
 def order() -> list[str]:
     """The stages of the series, the first one first."""
-    names = (ROOT / "patches" / "series").read_text().split()
-    return list(dict.fromkeys(name.split("/")[0] for name in names))
+    return list(dict.fromkeys(path.parent.name for path in PATCHES))
 
 
 def read(text: str) -> dict[str, str]:
