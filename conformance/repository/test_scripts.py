@@ -185,7 +185,7 @@ SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if path.n
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_another_shell_runs_them() -> None:
-    command = ["zsh", ROOT / "scripts" / "apply.sh", "--help"]
+    command = ["zsh", f"{ROOT}/scripts/apply.sh", "--help"]
     assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("usage: scripts/apply.sh ")
 
 
