@@ -110,7 +110,7 @@ def test_tools_are_in_the_prompt(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ((FIXTURE / "chat_template.jinja").read_text(), "it leaves out a call"),
+        ("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}", "it leaves out a call"),
         (f"{{{{ messages | length }}}}{TEMPLATE}", "changes what is before an answer"),
         ("{{ raise_exception('no tools here') }}", "no tools here"),
         ("{{ 1 + '' }}", "unsupported operand"),
