@@ -18,7 +18,7 @@ import pytest
 
 from conformance.adapters import FIXTURE, Adapters
 from conformance.doors.server.process import Body, Client, ServerFailed, serve
-from conformance.doors.server.requests import Right, asked
+from conformance.doors.server.requests import Answer, Right, asked
 from conformance.oracle.findings import broken, not_offered, not_shown
 from conformance.oracle.profiles import FULL
 from conformance.subjects.tiny import save
@@ -53,21 +53,26 @@ class Served:
     def request(self, prompt: str, n: int, **fields: Any) -> Body:
         return {"model": self.path, "prompt": prompt, "max_tokens": n, "temperature": 0, **fields}
 
-    def ask(self, prompt: str, n: int, **fields: Any) -> str:
+    def answer(self, prompt: str, n: int, **fields: Any) -> Answer:
         if isinstance(self.server, str):
             broken(f"the server fails: {self.server}")
+        return asked(self.server, self.request(prompt, n, **fields))
+
+    def ask(self, prompt: str, n: int, **fields: Any) -> str:
         # Some releases drop the space that an answer begins with.
-        return asked(self.server, self.request(prompt, n, **fields)).strip()
+        return self.answer(prompt, n, **fields).text.strip()
 
-    def right(self, prompt: str, n: int, **fields: Any) -> str:
-        return RIGHT(self.request(prompt, n, **fields)).text.strip()
+    def right(self, prompt: str, n: int, **fields: Any) -> Answer:
+        return RIGHT(self.request(prompt, n, **fields))
 
-    def check(self, what: str, prompt: str, n: int, got: str | None = None, **fields: Any) -> None:
-        text = self.ask(prompt, n, **fields) if got is None else got
-        if text != (expected := self.right(prompt, n, **fields)):
+    def check(self, what: str, prompt: str, n: int, got: Answer | None = None, **fields: Any) -> None:
+        answer, right = got or self.answer(prompt, n, **fields), self.right(prompt, n, **fields)
+        lines = f"prompt: {prompt!r}"
+        if (text := answer.text.strip()) != (expected := right.text.strip()):
             # Which clients meet in a batch, and what a wrong one gets, is another one each time.
-            cases = None if got is None else {what: "another text"}
-            broken(f"{text!r} instead of {expected!r}, {what}", f"prompt: {prompt!r}", cases)
+            broken(f"{text!r} instead of {expected!r}, {what}", lines, {what: "another text"} if got else None)
+        if answer.counts != right.counts:
+            broken(f"the usage counts {answer.counts} instead of {right.counts}, {what}", lines)
 
 
 @contextmanager
@@ -140,7 +145,7 @@ def test_a_penalty_on_a_cached_prompt(served: Served) -> None:
     prompt = served.prompt(22)
     prompt += served.ask(prompt, NEXT) + "abc"
     served.ask(prompt, 1)
-    if served.right(prompt, NEXT) == served.right(prompt, NEXT, **PENALTY):
+    if served.right(prompt, NEXT).text == served.right(prompt, NEXT, **PENALTY).text:
         not_shown("the penalty does not change the text")
     served.check("with a penalty on a prompt that was cached", prompt, NEXT, **PENALTY)
 
@@ -148,9 +153,9 @@ def test_a_penalty_on_a_cached_prompt(served: Served) -> None:
 def check_clients(served: Served, wanted: list[tuple[str, int]]) -> None:
     """Clients whose answers are long enough that they are in one batch: each gets what it gets alone."""
     with ThreadPoolExecutor(len(wanted)) as clients:
-        texts = list(clients.map(lambda one: served.ask(*one), wanted))
-    for (prompt, n), text in zip(wanted, texts, strict=True):
-        served.check("with other clients at once", prompt, n, text)
+        answers = list(clients.map(lambda one: served.answer(*one), wanted))
+    for (prompt, n), answer in zip(wanted, answers, strict=True):
+        served.check("with other clients at once", prompt, n, answer)
 
 
 @pytest.mark.asked("C10 server clients")

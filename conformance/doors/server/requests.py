@@ -63,9 +63,13 @@ class Answer:
     def facts(self) -> dict[str, Any]:
         """What an answer has to have as the right one has it."""
         tokens = {"tokens": [token for token, _ in self.logprobs]} if self.logprobs else {}
-        prompt, completion = self.usage["prompt_tokens"], self.usage["completion_tokens"]
-        ended = {"text": self.text, "finish reason": self.finish_reason, "completion tokens": completion}
-        return {"prompt tokens": prompt, **ended, **tokens}
+        ended = {"text": self.text, "finish reason": self.finish_reason}
+        return {**self.counts, **ended, **tokens}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the usage counts, whole answer or stream."""
+        return {f"{kind} tokens": self.usage[f"{kind}_tokens"] for kind in ("prompt", "completion", "total")}
 
 
 def send(client: Client, body: Body) -> Answer:
@@ -91,15 +95,15 @@ def load(server: Client, bodies: Sequence[Body], clients: int = 8) -> list[Answe
         return list(pool.map(lambda body: send(server, body), bodies))
 
 
-def asked(server: Client, body: Body) -> str:
-    """The text of an answer of any tree. If there is none, that is what is found."""
+def asked(server: Client, body: Body) -> Answer:
+    """The answer of any tree. If there is none, that is what is found."""
     try:
         answer = send(server, body)
     except requests.RequestException as error:
         broken(f"the server gives no answer: {type(error).__name__}", json.dumps(body))
     if answer.status != 200:
         broken(f"the server answers {answer.status}: {answer.error[:200]}", json.dumps(body))
-    return answer.text
+    return answer
 
 
 @cache
@@ -145,6 +149,7 @@ class Right:
                 break
         detokenizer.finalize()
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
+        usage["total_tokens"] = sum(usage.values())
         return Answer(200, detokenizer.text[:end], reason, usage, "", tuple(zip(tokens, logprobs, strict=True)))
 
 
