@@ -19,14 +19,13 @@ from conformance.oracle.recorder import Run, differ_at
 from conformance.oracle.rows import Plain
 from conformance.oracle.run import OF_A_STREAM, Case, N, compare_tokens, drafted, plain_turn, second_turn
 from conformance.subjects.architectures import RESTORED, is_row_identical, leaves, make_cache
-from conformance.subjects.decoded import Family, K, model_of
+from conformance.subjects.decoded import Family, K, model_of, prompt_of
 
 # Where blocks and single tokens are not equal bit for bit: more than they are apart in any tree, in float32 and models
 # of two layers, and far less than a fault makes. The second is for a quantized cache.
 MOST, MOST_QUANTIZED = 2e-3, 0.2
-# The release and the series before its stage models round blocks of these otherwise: full windows, SSD and MLA.
-ROUNDED = {"llama max_kv_size", "gemma3_text", "gemma4_text"}
-ROUNDED |= {"falcon_h1", "baichuan_m1", "iquestloopcoder", "longcat_flash_ngram"}
+# The series from its stage models on computes blocks as single steps. What other trees do is measured.
+STEPS = hasattr(base, "SteppedKeys")
 # A draft model reads what it missed in blocks, and a block is quantized only after it is read.
 QUANTIZED_DRAFTER = 0.02
 # Their layers are not called as layers, or give something else: a head is refused.
@@ -35,10 +34,22 @@ HEADLESS = ("deepseek_v41", "iquestloopcoder")
 
 def near(family: Family) -> float:
     """The allowed distance of log probabilities: zero where the rows of a block have to equal those of single steps."""
-    # The stage of the series that computes them as single steps.
-    steps = hasattr(base, "SteppedKeys")
-    exact = is_row_identical(family.model) and (steps or family.name not in ROUNDED)
-    return 0.0 if exact else most(family)
+    return 0.0 if is_row_identical(family.model) and (STEPS or not rounds(family)) else most(family)
+
+
+@cache
+def rounds(family: Family) -> bool:
+    """Whether the tree computes blocks behind a prompt as other bits than their tokens one by one."""
+    model = model_of(family)
+
+    def logits(prompt: int, length: int) -> mx.array:
+        tokens, caches = mx.array([prompt_of(prompt + N)]), family.caches()
+        model(tokens[:, :prompt], cache=caches)
+        return mx.concatenate([model(block, cache=caches) for block in mx.split(tokens[:, prompt:], N // length, 1)], 1)
+
+    # The first block of a ring that is longer than its window is another one than those behind it.
+    lengths = [(prompt, length) for prompt in family.prompts for length in range(2, K + 2) if N % length == 0]
+    return not all(mx.array_equal(logits(*one), logits(one[0], 1)).item() for one in lengths)
 
 
 def most(family: Family) -> float:
