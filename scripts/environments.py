@@ -75,9 +75,8 @@ def pip_install(python: Path, source: str, *needs: str) -> None:
     if source.startswith("@"):
         # Two trees can have the same version. pip would keep the old one.
         run(*pip, "uninstall", "--yes", "mlx-lm")
-    # Somebody who waits for it sees how far it is.
-    shown = sys.stdout.isatty()
-    run(*pip, *["--verbose"] * shown, "install", f"mlx-lm{mlx_extra()} {source}", *needs, shown=shown)
+    # Somebody who waits for it sees how far it is, also in the log of a CI.
+    run(*pip, "--verbose", "install", f"mlx-lm{mlx_extra()} {source}", *needs, shown=True)
 
 
 def installed(venv: Path, wanted: object) -> bool:

@@ -155,7 +155,7 @@ def download(into: Path, requirement: str, sha256: str, kind: str) -> None:
     wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n" if sha256 else requirement)
     pip = [*pip_command(into), "download", "--no-deps", kind, requirement.partition("=")[0], "--dest", into]
     # Somebody who waits for it sees how far it is.
-    done = run(*pip, "--disable-pip-version-check", "-r", wanted, check=False, shown=sys.stdout.isatty())
+    done = run(*pip, "--disable-pip-version-check", "-r", wanted, check=False, shown=True)
     if done.returncode:
         why = f"could not be downloaded: is it there, and the network? pip says: {reason(done.stderr)}."
         if "DO NOT MATCH THE HASHES" in done.stderr:
