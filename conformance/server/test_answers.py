@@ -20,13 +20,10 @@ from conformance.adapters import FIXTURE, Adapters
 from conformance.doors.server.process import Body, Client, ServerFailed, serve
 from conformance.doors.server.requests import Answer, Right, asked
 from conformance.oracle.findings import broken, not_offered, not_shown
-from conformance.oracle.profiles import FULL
 from conformance.subjects.tiny import save
 
 # The models, and the classes of their caches.
 MODELS = {"fixture": ("llama", "KVCache"), "gemma3_text": ("RotatingKVCache",), "qwen3_next": ("ArraysCache",)}
-# Models whose layers take no mask.
-RECURRENT = ("mamba", "recurrent_gemma", *("rwkv7", "jamba") * FULL)
 # After which lengths of the first answer the second request goes on.
 LENGTHS = (5, 6, 12)
 NEXT = 10
@@ -150,30 +147,12 @@ def test_a_penalty_on_a_cached_prompt(served: Served) -> None:
     served.check("with a penalty on a prompt that was cached", prompt, NEXT, **PENALTY)
 
 
-def check_clients(served: Served, wanted: list[tuple[str, int]]) -> None:
-    """Clients whose answers are long enough that they are in one batch: each gets what it gets alone."""
+@pytest.mark.asked("C10 server clients")
+@pytest.mark.contract("C10")
+def test_clients_at_once(served: Served) -> None:
+    """Their answers are long enough that they are in one batch: each gets what it gets alone."""
+    wanted = [(served.prompt(23), 64), (served.prompt(24)[5:], 30), (served.prompt(25), 48)]
     with ThreadPoolExecutor(len(wanted)) as clients:
         answers = list(clients.map(lambda one: served.answer(*one), wanted))
     for (prompt, n), answer in zip(wanted, answers, strict=True):
         served.check("with other clients at once", prompt, n, answer)
-
-
-@pytest.mark.asked("C10 server clients")
-@pytest.mark.contract("C10")
-def test_clients_at_once(served: Served) -> None:
-    check_clients(served, [(served.prompt(23), 64), (served.prompt(24)[5:], 30), (served.prompt(25), 48)])
-
-
-@pytest.mark.asked("C10 server clients")
-@pytest.mark.contract("C10")
-@pytest.mark.parametrize("model", RECURRENT)
-def test_clients_of_a_recurrent_model(
-    model: str, adapter: Adapters, about: Callable[..., None], tmp_path: Path
-) -> None:
-    about(model, "ArraysCache")
-    with start(model, tmp_path) as served:
-        prompts = [served.prompt(n)[: 3 * n] for n in range(1, 9)]
-        # Some have a part of their prompt in the cache, which others then go on from.
-        for prompt in prompts[::4]:
-            served.check("alone", prompt[:6], 4)
-        check_clients(served, [(prompt, 24) for prompt in prompts])

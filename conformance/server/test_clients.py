@@ -23,25 +23,6 @@ def client(server: Inside) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=server.timeout)
 
 
-def test_errors(server: Inside, client: openai.OpenAI) -> None:
-    """The error says what was wrong, in the client and in the log."""
-    body: Any = {"model": "nowhere/nothing"} | ASK
-    with pytest.raises(openai.NotFoundError) as refused:
-        client.chat.completions.create(**body)
-    error: Any = refused.value.body
-    if not isinstance(error, dict) or (error.get("type"), error.get("code")) != ("invalid_request_error", 404):
-        broken(f"the body of an error is {error!r}")
-    assert "nowhere/nothing" in error["message"], error
-    assert error["message"] in server.log, f"{error['message']!r} is not in the log"
-
-
-def test_models(client: openai.OpenAI) -> None:
-    """Each model of the list can be asked for."""
-    for model in client.models.list():
-        if (found := client.models.retrieve(model.id)) != model:
-            broken(f"asked for the model {model.id}, it answers {found}")
-
-
 def answered(server: Inside, mark: str) -> Any:
     """What a curl of the document gets."""
     command = text_of(USE).split(f"<!-- {mark} -->\n")[1].split(f"<!-- end {mark} -->")[0]
