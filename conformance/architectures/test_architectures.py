@@ -34,6 +34,7 @@ from conformance.subjects.architectures import (
     bounded,
     build,
     is_row_identical,
+    logits,
     make_cache,
     outline,
     quantize,
@@ -144,6 +145,15 @@ def test_rows_in_16_bits(name: str) -> None:
     if mx.default_device() != mx.cpu:
         pytest.skip("The kernels of this device are not row-identical.")
     check_rows(name, "one row", mx.bfloat16)
+
+
+@pytest.mark.patched_source
+@pytest.mark.parametrize("name", asked())
+def test_the_logits_are_those_of_the_release(name: str, released: str) -> None:
+    """Parity with plain decoding of the same tree cannot show a fault that both have."""
+    ours, theirs = (logits(name, package) for package in ("mlx_lm", released))
+    if not mx.array_equal(ours, theirs).item():
+        broken(f"{name}: the logits are off by {mx.abs(ours - theirs).max().item():.2g} from those of the release")
 
 
 FORMS = ("4 bits", "float32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from functools import cache
 from importlib import import_module
@@ -166,11 +166,10 @@ def make_cache(model: Any) -> list[Any]:
     return layers
 
 
-def logits(name: str, package: str = "mlx_lm", change: Callable[[list[Any]], object] = list) -> mx.array:
+def logits(name: str, package: str = "mlx_lm") -> mx.array:
     """The logits of a prompt and of the steps after it, without drafts, of shape (PROMPT + STEPS, VOCAB)."""
     model = build(name, package=package)
     caches = import_module(f"{package}.models.cache").make_prompt_cache(model)
-    change(caches)
     tokens = mx.array([[(7 * i + 3) % VOCAB for i in range(PROMPT + STEPS)]])
     blocks = [tokens[:, :PROMPT], *mx.split(tokens[:, PROMPT:], STEPS, axis=1)]
     made = mx.concatenate([model(block, cache=caches) for block in blocks], axis=1)[0].astype(mx.float32)
