@@ -6,9 +6,7 @@ run as for a user, up to what generates tokens. Options that contradict each oth
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import itertools
 import json
 import re
 import shlex
@@ -21,11 +19,10 @@ from typing import Any
 
 import pytest
 from mlx_lm.draft import NgramModTable, serving
-from mlx_lm.draft.arguments import add_draft_arguments
-from mlx_lm.draft.options import DRAFT_TYPES
 
 from conformance import FIXTURE
-from conformance.doors.commands import COMMANDS, Record, by_name, module_of, options_of, run
+from conformance.adapters import module_of, options_of
+from conformance.doors.commands import COMMANDS, Record, run
 from conformance.oracle.findings import broken
 
 pytestmark = pytest.mark.contract("C6")
@@ -34,13 +31,24 @@ ROWS: dict[str, dict[str, Any]] = tomllib.loads(TABLES.read_text("utf-8"))
 CONTRADICTIONS, REQUEST, ELSEWHERE = ROWS.pop("contradictions"), ROWS.pop("request"), ROWS.pop("elsewhere")
 # Commands without text generation may have options of the same name with another meaning.
 SHARED = re.compile("draft|ngram|lookup|gate")
-OPTIONS = [(command, option) for command in COMMANDS for option in options_of(command) if option not in ELSEWHERE]
+
+
+def rows_of(command: str) -> dict[str, list[Any]]:
+    """What has to arrive of each option that a command has, or that a table gives it."""
+    rows: dict[str, list[Any]] = {option: [] for option in options_of(command) if option not in ELSEWHERE}
+    for names, table in ROWS.items():
+        for option in table if command in names.split(", ") else ():
+            rows[option] = [*rows.get(option, []), *table[option]]
+    return rows
+
+
+OPTIONS = [(command, option, rows) for command in COMMANDS for option, rows in rows_of(command).items()]
 
 
 @cache
-def recorded(command: str, typed: str, bodies: str) -> Record:
+def recorded(command: str, typed: str, body: str) -> Record:
     model = [] if "--model" in typed.split() else ["--model", "m"]
-    return run(command, [*model, *shlex.split(typed)], json.loads(bodies))
+    return run(command, [*model, *shlex.split(typed)], json.loads(body))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,16 +71,16 @@ Asked = tuple[str, dict[str, Any]]
 
 def ways(command: str, about: str, row: list[Any]) -> Iterator[list[Asked]]:
     """What is asked with what a row is about, and the same without, for each way to generate tokens."""
-    typed, place, _, needs = [*row, {}][:4]
+    typed, _, _, needs = [*row, {}][:4]
     others, body = needs.get("with", ""), needs.get("body", {})
     pair: list[Asked] = [(others, body), (others, {})]
     if about.startswith("--"):
         pair = [(f"{about} {shlex.join(typed.split())} {others}", body), (others, body)]
     yield pair
-    if place.startswith("step.") and not SHARED.search(about + others):
+    if not SHARED.search(about + others):
         yield [(f"{typed} --draft-type auto", body) for typed, body in pair]
     # A request with a seed is served alone, like one with a margin, and not in the batch.
-    if place.startswith("step.") and command == "server" and about != "--draft-margin":
+    if command == "server" and about != "--draft-margin":
         yield [(typed, {"seed": 1} | body) for typed, body in pair]
 
 
@@ -81,9 +89,9 @@ def check(command: str, about: str, rows: list[list[Any]]) -> None:
     if not rows:
         broken(f"{about} of mlx_lm.{command} is new: say in {TABLES} where its value has to arrive")
     for row in rows:
-        place, value, then = row[1], row[2], [row[3]["then"]] if row[3:] and "then" in row[3] else []
+        place, value = row[1], row[2]
         for way in ways(command, about, row):
-            found, without = (recorded(command, typed, json.dumps([body, *then])).at(place) for typed, body in way)
+            found, without = (recorded(command, typed, json.dumps(body)).at(place) for typed, body in way)
             typed = f"mlx_lm.{command} {way[0][0].strip()}" + (f" with {way[0][1]}" if way[0][1] else "")
             if found != value:
                 broken(f"{typed} drops {about}: {place} is {found!r} instead of {value!r}")
@@ -91,48 +99,14 @@ def check(command: str, about: str, rows: list[list[Any]]) -> None:
                 broken(f"{typed}: {place} is {value!r} without {about} as well. {TABLES} needs another value")
 
 
-@pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_an_option_arrives(command: str, option: str) -> None:
-    rows = [row for names, table in ROWS.items() if command in names.split(", ") for row in table.get(option, [])]
+@pytest.mark.parametrize(("command", "option", "rows"), OPTIONS, ids=[f"{one[0]}-{one[1]}" for one in OPTIONS])
+def test_an_option_arrives(command: str, option: str, rows: list[Any]) -> None:
     check(command, option, rows)
 
 
 @pytest.mark.parametrize("field", [*serving.OPTIONS, "draft_model", "prediction"])
 def test_a_request_overrides_the_server(field: str) -> None:
     check("server", field, REQUEST.get(field, []))
-
-
-def test_each_row_has_its_option() -> None:
-    for names, table in ROWS.items():
-        for command, option in itertools.product(names.split(", "), table):
-            if (command, option) not in OPTIONS:
-                broken(f"mlx_lm.{command} has no {option}: take it out of [{names!r}] in {TABLES}")
-
-
-def test_each_draft_type_has_a_case() -> None:
-    typed = {row[0] for table in ROWS.values() for row in table.get("--draft-type", [])}
-    # --prompt-lookup-num-tokens is auto, and a request may be none.
-    if new := {*DRAFT_TYPES} - typed - {"auto"}:
-        broken(f"--draft-type {', '.join(new)} has no case: add one to {TABLES}")
-
-
-def described(action: argparse.Action) -> dict[str, Any]:
-    """The help, the type and the choices of an option."""
-    shown = {name: value for name, value in vars(action).items() if name not in ("container", "type")}
-    return shown | {"class": type(action), "type": getattr(action.type, "__name__", None)}
-
-
-def test_the_options_of_drafting_are_the_same_everywhere() -> None:
-    defined = argparse.ArgumentParser()
-    add_draft_arguments(defined)
-    first = {option: described(action) for option, action in by_name(defined).items()}
-    for command in COMMANDS:
-        own = options_of(command)
-        if missing := first.keys() & by_name(defined).keys() - own.keys():
-            broken(f"call add_draft_arguments in mlx_lm.{command}: it has no {', '.join(missing)}")
-        for option in filter(SHARED.search, own):
-            if first.setdefault(option, described(own[option])) != described(own[option]):
-                broken(f"{option} is another one in mlx_lm.{command}: {described(own[option])}, not {first[option]}")
 
 
 @pytest.mark.parametrize(
