@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from mlx_lm.generate import BatchGenerator, generation_stream
 from mlx_lm.sample_utils import greedy_sampler
 
-from conformance.drafters import VOCAB, AtDepth, Wrong
+from conformance.drafters import VOCAB, Wrong
 from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.profiles import FULL, PROFILE
 from conformance.oracle.rows import DRAFT, FREE, NEAR_TIE, Broken, Plain, Row, Rows, prompt_of
@@ -195,22 +195,6 @@ def test_a_likely_draft_is_drawn_against() -> None:
     for row in rows:
         if not 5 < row.stats.accepted < row.stats.drafted - 5:
             not_shown(f"{row.about}: {row.stats}")
-
-
-class OneTooMany(AtDepth):
-    """Drafts right tokens, and behind them the first id that is no token."""
-
-    def propose(self, n_max: int) -> Sequence[int]:
-        return [*super().propose(n_max)[:-1], VOCAB]
-
-
-def test_no_id_that_is_no_token_is_fed() -> None:
-    row = plain("llama").ask(prompt_of(9), 20)
-    row.strategy = OneTooMany([*row.prompt, *row.right.tokens], 9)
-    batch = Rows(plain("llama"), draft_costs=FREE)
-    batch.finish(row)
-    if not row.stats.drafted == row.stats.accepted > 9:
-        row.broken(f"it drafts ids that are no tokens: {row.stats}")
 
 
 # Far from the lengths at which the caches grow.

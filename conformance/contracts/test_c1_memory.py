@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ArraysCache, BatchKVCache
+from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.deepseek_v41 import LayerCache
 
 from conformance.caches.kinds import KINDS, NAMES
@@ -56,20 +56,3 @@ def test_a_write_next_to_a_snapshot_copies_no_buffer(name: str) -> None:
     more = mx.get_peak_memory() - before
     assert more < cache.nbytes / 4, f"a token behind a snapshot of a {name} of {cache.nbytes} bytes takes {more}"
     cache.restore(snapshot)
-
-
-def test_a_row_that_lags_keeps_no_old_marks() -> None:
-    """The first row ends more than a block before the others. In each step all reject one of two tokens."""
-    cache, rows = BatchKVCache([0] * 4), mx.zeros((4, 1, 20, 2))
-    cache.update_and_fetch(rows, rows)
-    cache.trim([10, 0, 0, 0])
-    for _ in range(40):
-        offset, end = cache.offset, cache._idx
-        cache.snap()
-        cache.offset, cache._idx = offset + 2, end + 2
-        cache.trim([1] * 4)
-        cache.offset, cache._idx = offset, end
-    n, mark = 0, cache._mark
-    while mark is not None:
-        n, mark = n + 1, mark.next
-    assert n == 1, f"after 40 steps it holds {n} marks"

@@ -5,7 +5,6 @@ Requests use every way to draft, they overlap, and a client leaves early. The ra
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from itertools import cycle
 from pathlib import Path
@@ -13,9 +12,6 @@ from pathlib import Path
 import pytest
 
 from conformance import FIXTURE
-from conformance.doors import ranks
-from conformance.doors.printed import CONTROLS, drafting
-from conformance.doors.programs import run
 from conformance.doors.ranks import serve_on_ranks
 from conformance.doors.server.process import Body
 from conformance.doors.server.requests import Right, judge_all, load
@@ -69,19 +65,3 @@ def test_a_session_with_prefixes(tmp_path: Path, how: str) -> None:
     model = save(name, tmp_path, ENDED_TEMPLATE, **ENDED)
     with serve_on_ranks(tmp_path, *NO_DRAFTS, "--prompt-cache-checkpoints", "99", *options, model=model) as client:
         check_ends(Session(client, Right(), str(model), GATE_OFF, noise))
-
-
-# What a chat draws, and its times.
-DRAWN = re.compile(r"tok/s|Drafting: |[\u2500-\u257f\u203a]")
-
-
-def test_the_chat(tmp_path: Path) -> None:
-    chat = ["-m", "mlx_lm", "chat", "--model", str(FIXTURE), "--max-tokens", "32"]
-    typed = "".join(f"Change `{a}` to `{b}`. {a} = 1\n" for a, b in ("xy", "yz")) + "r\nChange `x` to `z`. x = 1\nq\n"
-    one = run(chat, typed=typed).stdout
-    two, _ = ranks.run([*chat, "--draft-type", "auto"], tmp_path, typed)
-    lines = [CONTROLS.sub("", printed).splitlines() for printed in (two, one)]
-    found, right = ([line for line in shown if line.strip() and not DRAWN.search(line)] for shown in lines)
-    if found != right:
-        broken(f"two ranks show {found}, one {right}")
-    assert drafting(two)

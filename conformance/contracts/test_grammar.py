@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,7 @@ import pytest
 from mlx_lm import stream_generate
 from mlx_lm.grammar import GrammarProcessor, compile_grammar
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.tool_parsers import json_tools
 
-from conformance.drafters import VOCAB, Scripted
 from conformance.oracle.findings import broken
 from conformance.oracle.profiles import FULL
 
@@ -116,34 +111,3 @@ def test_schemas_of_packages(fixture: Model, package: str) -> None:
 def test_a_keyword_that_is_refused(keyword: str) -> None:
     with pytest.raises(ValueError, match=re.escape(keyword)):
         compile_grammar("json_schema", PACKAGED["refused"][keyword])
-
-
-def says(token: int, place: int) -> Callable[[mx.array, mx.array], mx.array]:
-    """A logits processor for one token at one place of a response."""
-    places = count()
-    return lambda _, logits: logits + mx.where(mx.arange(logits.shape[-1]) == token, 1e3, 0) * (next(places) == place)
-
-
-@needs_llguidance
-@pytest.mark.contract("C4")
-def test_a_thought_ends_in_a_draft(fixture: Model) -> None:
-    """The grammar of a required call begins behind it, in the same block."""
-    inner, place = fixture[1]._tokenizer, 7
-    marks = {"tool_call_start": json_tools.tool_call_start, "tool_call_end": json_tools.tool_call_end}
-    thinking: Any = TokenizerWrapper(inner, tool_parser=json_tools.parse_tool_call, **marks)
-    opens, closes = inner.encode("<|system|><|tool|>", add_special_tokens=False)
-    thinking._think_start, thinking._think_start_tokens, thinking._think_end_tokens = "<|system|>", [opens], [closes]
-
-    def processors() -> list[Any]:
-        grammar = compile_grammar("json_schema", SCHEMAS["a record"])
-        return [says(closes, place), GrammarProcessor(thinking, grammar, [opens], "required")]
-
-    plain = answer(fixture, processors(), None)
-    tokens = [step.token for step in plain]
-    drafted = answer(fixture, processors(), Scripted(inner.encode(TEXT) + tokens, VOCAB))
-    if [step.token for step in drafted] != tokens:
-        broken(f"drafts give {text(drafted)!r} instead of {text(plain)!r}")
-    # No token that the model adds to a block is between them.
-    assert all(step.from_draft for step in drafted[place : place + 2]), "no block had the end of the thought in it"
-    if not (behind := inner.decode(tokens[place + 1 :])).startswith("<tool_call>"):
-        broken(f"behind the thought comes {behind!r}")

@@ -67,7 +67,6 @@ def program(
     out: Path,
     *,
     err: Path | None = None,
-    typed: str = "",
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     cold: bool = False,
@@ -78,21 +77,16 @@ def program(
         arguments: Those of Python: ``-m`` and a module, or ``-c`` and code, and what follows them.
         out: The file that it prints to.
         err: The file for its errors. The default is the same file.
-        typed: What is typed.
         env: Environment variables, added to those of this process.
         cwd: The folder to run in. The default is that of this process.
     """
-    stdin = Path(os.devnull)
-    if typed:
-        stdin = out.with_name(f"{out.name}.typed")
-        stdin.write_text(typed)
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})}
     if sys.platform == "linux" and not cold and FOLLOWED not in os.environ:
-        return Forked(list(arguments), stdin, out, err, variables, cwd or Path.cwd())
-    with stdin.open("rb") as read, out.open("wb") as write, (err or Path(os.devnull)).open("wb") as errors:
+        return Forked(list(arguments), out, err, variables, cwd or Path.cwd())
+    with out.open("wb") as write, (err or Path(os.devnull)).open("wb") as errors:
         return subprocess.Popen(
             [sys.executable, *arguments],
-            stdin=read,
+            stdin=subprocess.DEVNULL,
             stdout=write,
             stderr=errors if err else subprocess.STDOUT,
             env=variables,
@@ -115,9 +109,9 @@ def run(arguments: Sequence[str], *, timeout: float | None = None, **more: Any) 
         return subprocess.CompletedProcess(list(arguments), code, out.read_text(), err.read_text())
 
 
-def _run(arguments: list[str], stdin: Path, out: Path, err: Path | None, env: dict[str, str], cwd: Path) -> None:
+def _run(arguments: list[str], out: Path, err: Path | None, env: dict[str, str], cwd: Path) -> None:
     """What Python does before and with its arguments."""
-    _open(stdin, out, err, unbuffered="PYTHONUNBUFFERED" in env)
+    _open(out, err, unbuffered="PYTHONUNBUFFERED" in env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Collections of garbage, which a server makes too, need not look at what is imported already.
     gc.freeze()
@@ -133,10 +127,10 @@ def _run(arguments: list[str], stdin: Path, out: Path, err: Path | None, env: di
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
 
 
-def _open(stdin: Path, out: Path, err: Path | None, unbuffered: bool) -> None:
+def _open(out: Path, err: Path | None, unbuffered: bool) -> None:
     """Open the standard streams, which are files of a fork's parent, as Python does at its start."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(os.open(out, flags), 1)
     os.dup2(1 if err is None else os.open(err, flags), 2)
     sys.stdin = os.fdopen(0, closefd=False)

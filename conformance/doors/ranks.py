@@ -21,7 +21,7 @@ SILENCE = 120.0
 
 
 @contextmanager
-def ranks_of(arguments: Sequence[str], folder: Path, typed: str = "") -> Iterator[list[Program]]:
+def ranks_of(arguments: Sequence[str], folder: Path) -> Iterator[list[Program]]:
     """Start a program as two ranks, which write to RANK.out and RANK.err in a folder. They end with the context."""
     hosts = folder / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(N_RANKS)]))
@@ -31,7 +31,7 @@ def ranks_of(arguments: Sequence[str], folder: Path, typed: str = "") -> Iterato
             env = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts), "PYTHONUNBUFFERED": "1"}
             out, err = folder / f"{rank}.out", folder / f"{rank}.err"
             out.touch()
-            ranks.append(program(arguments, out, err=err, typed=typed, env=env, cwd=ROOT))
+            ranks.append(program(arguments, out, err=err, env=env, cwd=ROOT))
         yield ranks
     finally:
         for process in ranks:
@@ -39,10 +39,10 @@ def ranks_of(arguments: Sequence[str], folder: Path, typed: str = "") -> Iterato
             process.wait()
 
 
-def run(arguments: Sequence[str], folder: Path, typed: str = "") -> list[str]:
+def run(arguments: Sequence[str], folder: Path) -> list[str]:
     """Run a program as two ranks, and return what each prints. A rank that fails or waits forever fails the test."""
     printed, since = -1, time.monotonic()
-    with ranks_of(arguments, folder, typed) as ranks:
+    with ranks_of(arguments, folder) as ranks:
         files = [folder / f"{rank}.out" for rank in range(N_RANKS)]
         # The other ranks would wait for one that failed.
         while None in (codes := [process.poll() for process in ranks]) and not any(codes):
