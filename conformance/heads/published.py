@@ -1,16 +1,12 @@
 """Tiny checkpoints with a head, with random weights and in the form in which each family is published.
 
-python -m conformance.heads.published FAMILY FOLDER
-
-Names are raw, norms and experts are as they are stored, the head is behind the model or beside it. With the tokenizer
-of the fixture, which is put there too, mlx_lm.generate decodes with it.
+Names are raw, norms and experts are as they are stored, the head is behind the model or beside it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,6 @@ from unittest.mock import patch
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from conformance import FIXTURE
-from conformance.arguments import parser
-from conformance.drafters import VOCAB
 from conformance.heads.forms import FORMS, OF_HEAD, OF_MODEL, ROOTS, Form, is_centred
 from conformance.subjects.architectures import CONFIGS, build
 
@@ -40,17 +33,17 @@ def config_of(family: str, changes: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def model_of(family: str, seed: int = 0, **changes: Any) -> Any:
+def model_of(family: str, seed: int = 0) -> Any:
     """The model with the layers of its head behind its own, as mlx-lm computes it."""
     form = FORMS[family]
-    with patch.dict(CONFIGS, {form.model: config_of(family, form.said | form.more | changes)}):
+    with patch.dict(CONFIGS, {form.model: config_of(family, form.said | form.more)}):
         return build(form.model, seed)
 
 
-def write(family: str, folder: Path, seed: int = 0, vocab_size: int = VOCAB) -> Path:
+def write(family: str, folder: Path, seed: int = 0) -> Path:
     """Write a checkpoint: config.json and model.safetensors, and a file of the head where it has one."""
     form = FORMS[family]
-    weights = dict(tree_flatten(model_of(family, seed, vocab_size=vocab_size).parameters()))
+    weights = dict(tree_flatten(model_of(family, seed).parameters()))
     for name, value in weights.items():
         if "norm" in name and value.ndim == 1:
             weights[name] = 1 + 0.3 * mx.random.normal(value.shape)
@@ -67,7 +60,7 @@ def write(family: str, folder: Path, seed: int = 0, vocab_size: int = VOCAB) -> 
     if form.model == "qwen3_5_moe":
         raw, head = fused(raw), fused(head) if form.fused else head
     folder.mkdir(parents=True, exist_ok=True)
-    config = config_of(family, form.said | {"vocab_size": vocab_size}) | {"eos_token_id": 0}
+    config = config_of(family, form.said) | {"eos_token_id": 0}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     files = {"model.safetensors": raw, form.beside: head} if form.beside else {"model.safetensors": raw | head}
     for file, tensors in files.items():
@@ -153,18 +146,3 @@ def fused(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
         made[f"{stem}.experts.gate_up_proj"] = mx.concatenate([gate, up], axis=1)
         made[f"{stem}.experts.down_proj"] = down
     return made
-
-
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("family", choices=sorted(FORMS))
-    arguments.add_argument("folder", type=Path)
-    options = arguments.parse_args()
-    size = json.loads((FIXTURE / "config.json").read_text())["vocab_size"]
-    write(options.family, options.folder, vocab_size=size)
-    for path in [*FIXTURE.glob("*token*"), FIXTURE / "chat_template.jinja"]:
-        shutil.copy(path, options.folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -72,7 +72,7 @@ class Reference:
         if self.form.model == "qwen3_5_moe":
             weights = fused(weights)
         # Of other weights, which none is to stay of
-        wide = model_of(family, seed=1, vocab_size=self.text["vocab_size"])
+        wide = model_of(family, seed=1)
         wide.load_weights(list(wide.sanitize(weights).items()), strict=False)
         return {number: wide.layers[number] for number in self.form.layers}
 
