@@ -6,6 +6,7 @@ Blocks are what single steps are, bit for bit, or in float32 close to them where
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,6 @@ from mlx_lm.models.base import SHORT_BLOCK
 from mlx_lm.models.cache import snapshot_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from conformance.architectures import asked
 from conformance.drafters import VOCAB, Scripted
 from conformance.oracle.compare import MOST
 from conformance.oracle.findings import WHOLE, broken
@@ -33,6 +33,7 @@ from conformance.subjects.architectures import (
     batched,
     bounded,
     build,
+    classes,
     is_row_identical,
     logits,
     make_cache,
@@ -43,6 +44,23 @@ from conformance.subjects.architectures import (
 )
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
+# Models whose windows, positions, rotations or attention are like those of no other one.
+OF_THEIR_OWN = (
+    "afm7 deepseek_v3 deepseek_v32 gemma2 gemma3_text gemma4_text glm4_moe_lite gpt2 gpt_bigcode gpt_oss internlm2 "
+    "internlm3 llama longcat_flash longcat_flash_ngram minimax_m3_vl ministral3 mistral4 plamo3"
+).split()
+
+
+@cache
+def asked() -> list[str]:
+    """The models that are asked everything: of those without recurrent layers one for each kind of cache, and others.
+
+    Any other model has the layers of one of these. It is asked for parity, and the rest in the full profile.
+    """
+    first = {frozenset(held): name for name, held in reversed(classes().items())}.values()
+    return [name for name in runnable() if FULL or name in {*first, *recurrent(), *OF_THEIR_OWN}]
+
+
 LONG = prompt_of(21)
 PROMPTS = {"short": [5, 9, 3], "past the window": LONG}
 # The longest draft, and enough tokens for each depth of it to come up.

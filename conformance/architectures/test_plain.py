@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Callable
 
 import mlx.core as mx
+import mlx_lm
 import pytest
 
 from conformance.adapters import Adapters
 from conformance.drafters import VOCAB
 from conformance.oracle.findings import broken, not_offered
 from conformance.plugin import note
-from conformance.subjects.architectures import CONFIGS, PROMPT, STEPS, UNRUNNABLE, logits, runnable
+from conformance.subjects.architectures import CONFIGS, PROMPT, STEPS, UNRUNNABLE, logits, model_files, runnable
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -31,3 +32,20 @@ def test_plain(name: str, adapter: Adapters, about: Callable[..., None], request
     note(request, "steps", " ".join(f"{token}:{digest}" for token, digest in zip(tokens, digests, strict=True)))
     if not mx.isfinite(rows).all().item():
         broken("a logit is not finite")
+
+
+# Model files that some supported releases have and others do not.
+SINCE: dict[str, tuple[str, ...]] = {
+    "muse_spark": ("0.32.2",),
+    "muse_spark_open": ("0.32.1",),
+    "prism_hadamard_qwen35": ("0.32.1", "0.32.2"),
+}
+
+
+def test_the_suite_knows_every_model() -> None:
+    known, release = CONFIGS.keys() | UNRUNNABLE.keys(), mlx_lm.__version__.split("+")[0]
+    unknown = sorted(set(model_files()) - known)
+    assert not unknown, f"{', '.join(unknown)}: add a configuration to conformance/subjects/architectures.json"
+    gone = {name for name, releases in SINCE.items() if release not in releases}
+    stale = sorted(known - set(model_files()) - gone)
+    assert not stale, f"mlx-lm {release} has no model file for the entries {', '.join(stale)}."

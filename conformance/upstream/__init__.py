@@ -1,1 +1,1 @@
-"""The names that a release has, and the faults of upstream."""
+"""The faults of upstream."""
