@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shlex
 import signal
 from collections.abc import Generator
 from contextlib import suppress
@@ -93,28 +92,6 @@ def versions() -> str:
 
 def pytest_report_header() -> str:
     return f"{versions()}, {mlx_lm.__file__}, programs of CONFORMANCE_SEED={seed()}"
-
-
-def again(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """The command that runs only this test, also in a clone where nothing was made yet."""
-    # A file that cannot be imported has no marks.
-    marks = getattr(report, "keywords", {})
-    name = os.environ.get("TOX_ENV_NAME", "patched")
-    if {"series", "repository", "selftest"} & {*marks}:
-        # The others leave them out.
-        name = "selftest"
-    variables = os.environ.keys() & {"CONFORMANCE_SEED", "STAGE", "TREE", "PORT_CHECKOUT"}
-    settings = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in sorted(variables)]
-    chosen = ["-m", "series"] if "series" in marks else []
-    return " ".join([*settings, "scripts/tox.sh", "-e", name, "--", *chosen, shlex.quote(report.nodeid)])
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Below the failures, how to run only these."""
-    failed = terminalreporter.stats.get("failed", []) + terminalreporter.stats.get("error", [])
-    if failed and not terminalreporter.config.getoption("no_summary"):
-        terminalreporter.section("to run only one of them")
-        terminalreporter.write("".join(f"{command}\n" for command in dict.fromkeys(map(again, failed))))
 
 
 class Parameters:

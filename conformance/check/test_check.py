@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,8 @@ import mlx_lm
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from conformance import FIXTURE
 from conformance.__main__ import DRAFT_TYPES, main
 from conformance.check import check, probe
-from conformance.check.prompts import Unusable, from_file
-from conformance.subjects.decoded import unsteered
 from conformance.subjects.inexact import OfAnotherKernel
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -97,17 +93,6 @@ def test_check(
     assert prompt["plain_differ"] or all(tie["noise"] > 0 and tie["block"] > 1 for tie in ties)
 
 
-def test_a_model_that_the_device_cannot_run_gets_a_sentence(
-    fixture: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = deepcopy(unsteered("qwen3_next"))
-    model.set_dtype(mx.bfloat16)
-    monkeypatch.setattr(mlx_lm, "load", lambda _: (model, fixture[1]))
-    monkeypatch.setattr("conformance.check.check.encode", lambda *_: (1, 2, 3))
-    assert main(["check", "--model", "of experts in bf16"]) == 3
-    assert "Plain decoding fails, with nothing drafted: RuntimeError: [GatherMM" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("off", "exact"), [(0.0, 8), (4.0, 1)])
 def test_probe(asked: Any, fixture: Any, off: float, exact: int) -> None:
     code, text, found = asked("probe", OfAnotherKernel(fixture[0], off))
@@ -115,23 +100,6 @@ def test_probe(asked: Any, fixture: Any, off: float, exact: int) -> None:
     assert f"\nidentical: a block of up to {exact} tokens" in text
     assert [row["noise"] > 0 for row in found["rows"]] == [row["length"] > exact for row in found["rows"]]
     assert f"\ndraft_margin={4 * max(row['noise'] for row in found['rows']):.3g} is" in text
-
-
-def test_a_file_of_prompts(tmp_path: Path) -> None:
-    file = tmp_path / "prompts"
-    file.write_text('\ufeff"a\\nb"\n\nplain\ftext\n"Hello," she said.\n7\n', "utf-8")
-    told = [messages[0]["content"] for messages in from_file(file).values()]
-    assert told == ["a\nb", "plain\ftext", '"Hello," she said.', "7"]
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(Unusable, match=str(file)):
-        from_file(file)
-
-
-@pytest.mark.parametrize(("option", "value"), [("--json", "/no/out.json"), ("--draft-margin", "nan")])
-def test_what_cannot_be_run_is_no_answer(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="3"):
-        main(["check", "--model", str(FIXTURE), option, value])
-    assert value in capsys.readouterr().err
 
 
 def test_the_draft_types_are_those_of_the_product() -> None:

@@ -9,20 +9,15 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import apply
-import port
 import pytest
 from pin import Refused
 
-from conformance import ROOT
 from conformance.repository.clones import NAME, Clone, git
 from conformance.series.patches import DEFAULT, RELEASES
 
@@ -64,11 +59,6 @@ UNCOMMITTED = f"echo mine >> {CHECKOUT}/LICENSE"
 # As after a git pull: the checkout has nothing that patches/ lacks.
 PULLED = f"for last in patches/caches/*.patch; do :; done; echo more >> $last; git -C {CHECKOUT} status"
 DAMAGED = "for f in vendor/sdist/*; do echo >> $f; done"
-# A git in front of the real one fails as it does when the disk is full.
-FULL_DISK = (
-    """mkdir ../bin; printf '#!/bin/sh\\ncase "$*" in *" am "*) echo "No space left on device" >&2; exit 128 ;; esac"""
-    """\\nexec %s "$@"\\n' "$(command -v git)" > ../bin/git; chmod +x ../bin/git"""
-)
 
 
 def committed(message: str) -> str:
@@ -80,7 +70,6 @@ REFUSED = [
     Case(APPLY, r"has sha256 \w+, vendor/releases\.toml has \w+.* delete it", DAMAGED),
     Case(APPLY, r"could not be downloaded: .*network\? pip says: No matching", "rm -r vendor/sdist"),
     Case(APPLY, r"(?s)does not apply to .*patch failed: \S+:\d+.*port\.sh", "sed -i.old 's/^ .*$/&./' patches/fixes/*"),
-    Case(APPLY, "^error: No space left on device: ", FULL_DISK),
     Case(APPLY, r"has other branches, tags or stashes \(other\)", f"{PULLED}; git -C {CHECKOUT} branch other"),
     Case(APPLY, r"uncommitted changes \(LICENSE\); commit them and run scripts/export\.sh", f"{UNCOMMITTED}; {PULLED}"),
     Case(APPLY, r"commits that are not in patches/\. scripts/export\.sh writes", committed(MINE)),
@@ -101,8 +90,7 @@ def test_it_is_refused(case: Case, request: pytest.FixtureRequest) -> None:
     subprocess.run(case.prepare, shell=True, cwd=clone.root, check=True, capture_output=True)
     before = clone.state()
     offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
-    path = f"{clone.root.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = clone.run(*case.command.split(), **offline, PYTHON=case.python, PATH=path)
+    done = clone.run(*case.command.split(), **offline, PYTHON=case.python)
     assert done.returncode == case.status, done.stdout + done.stderr
     assert done.stderr.startswith(("error: ", "usage: ")), done.stderr
     assert re.search(case.says, done.stderr, re.MULTILINE), done.stderr
@@ -112,22 +100,12 @@ def test_it_is_refused(case: Case, request: pytest.FixtureRequest) -> None:
 
 
 def test_round_trip_is_byte_for_byte(clone: Clone, applied_once: Clone, tmp_path: Path) -> None:
-    """Every user makes the same commits, after a run that was killed at any point, with sh, through a link, and with a
-    git that is set up otherwise."""
+    """Every user makes the same commits, with sh, through a link, and with a git that is set up otherwise."""
     before, config, link = clone.patches(), tmp_path / "gitconfig", tmp_path / "a link"
     config.write_text("[user]\nname = x\nemail = x@example.org\n[core]\nautocrlf = true\n[commit]\ngpgsign = true\n")
     link.symlink_to(clone.root / "scripts" / "apply.sh")
     command = ["sh", str(link), "--no-install"]
     env = clone.env | {"GIT_CONFIG_GLOBAL": str(config), "GIT_AUTHOR_NAME": "y", "TZ": "Asia/Tokyo"}
-    for delay in (0.1, 0.3, 0.6, 0.9, 1.3):
-        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(delay)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if clone.checkout.exists():
-            assert clone.git("rev-parse", "HEAD") == applied_once.git("rev-parse", "HEAD")
-            assert clone.git("status", "--porcelain") == ""
-            shutil.rmtree(clone.checkout)
     done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"+lookup.{len(before)} in " in done.stdout
@@ -170,30 +148,6 @@ def test_what_is_committed_becomes_a_patch_and_renames_nothing(clone: Clone) -> 
     made = clone.git("rev-parse", "HEAD^{tree}")
     clone.apply()
     assert clone.git("rev-parse", "HEAD^{tree}") == made
-
-
-def test_the_demo_does_what_it_says(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    this, run = [sys.executable, "-m", "mlx_lm", "generate"], subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda demo, **how: run([*this, *demo[1:]], **how))
-    assert apply.show() == 0
-    shown = r"(?s)count \+= n.*\nDrafting: .*\nnext: (\.\./)*scripts/model\.sh makes a real model"
-    assert re.search(shown, capfd.readouterr().out)
-
-
-SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if path.name not in ("shared.sh", "tox.sh"))
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_another_shell_runs_them() -> None:
-    command = ["zsh", f"{ROOT}/scripts/apply.sh", "--help"]
-    assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("usage: scripts/apply.sh ")
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help(script: str) -> None:
-    said = Clone(ROOT).works(script, "--help")
-    assert said.startswith(f"usage: scripts/{script} ")
-    assert "shellcheck" not in said
 
 
 def conflict(patch: Path, tree: Path) -> None:
@@ -254,8 +208,3 @@ def test_what_was_mended_for_a_release_becomes_its_patches(applied: Clone) -> No
     applied.works("export.sh", "--release", "9.9.9")
     assert {path.name for path in applied.root.glob("patches/9.9.9/*/*")} == {patch.name for patch in mended}
     assert "applied" in applied.apply("--release", "9.9.9")
-
-
-def test_a_tree_that_is_older_than_the_release_is_told() -> None:
-    assert port.age(DEFAULT) == port.age("0") == ""
-    assert "mlx-lm 0.0.9 is older" in port.age("0.0.9")
