@@ -6,12 +6,9 @@ CONFORMANCE_PROFILE=full runs 2000 random programs on each, and on three more mo
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
-
-import mlx.core as mx
 
 # Trees without it batch no drafts.
 import mlx_lm.draft  # noqa: F401
@@ -19,13 +16,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from mlx_lm.generate import BatchGenerator, generation_stream
-from mlx_lm.sample_utils import greedy_sampler
 
-from conformance.drafters import VOCAB, Wrong
-from conformance.oracle.findings import broken, not_shown
+from conformance.drafters import Wrong
+from conformance.oracle.findings import not_shown
 from conformance.oracle.profiles import FULL, PROFILE
-from conformance.oracle.rows import DRAFT, FREE, NEAR_TIE, Broken, Plain, Row, Rows, prompt_of
+from conformance.oracle.rows import FREE, NEAR_TIE, Broken, Plain, Row, Rows, prompt_of
 from conformance.oracle.run import Shifting
 from conformance.subjects.decoded import FAMILIES, FOLLOWER, model_of, unsteered
 
@@ -34,14 +29,6 @@ MODELS = ["llama", "gemma3_text", "qwen3_next", "falcon_h1"]
 MODELS += ["mamba2", "recurrent_gemma", "deepseek_v32"] if FULL else []
 OF_A_STRATEGY = ["propose", "observe", "accept"]
 CAN_FAIL = ["sampler", "processor", "shape", "token", *OF_A_STRATEGY]
-# How many rows of a batch fail, and at which call.
-FAILING = ((1, 0), (1, 1), (1, 3), (3, 2))
-# Each place gives another token that cannot be one.
-FAILURES = [
-    (part, *how)
-    for i, part in enumerate(CAN_FAIL)
-    for how in (FAILING if FULL or part == "token" else FAILING[i % 2 :: 2])
-]
 LONGEST = 14
 PROMPTS = st.sampled_from([prompt_of(n) for n in (1, 2, 6, 21)])
 
@@ -55,21 +42,6 @@ def others(family: str) -> list[Row]:
     """A row that accepts half of its drafts, one that accepts nothing, and a sampled one without drafts."""
     ask = plain(family).ask
     return [ask(prompt_of(21), 20, 0.5), ask(prompt_of(6), 20, 0.0), ask(prompt_of(9), 20, None, 1.0, Shifting)]
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_the_first_blocks(family: str) -> None:
-    """At each place of them a row reaches its limit, one a stop sequence, one is dropped, and one is looked at."""
-    for n in range(1, 2 * DRAFT, 1 if FULL else 2):
-        batch = Rows(plain(family), draft_costs=FREE)
-        limited, stopped = (plain(family).ask(prompt_of(3 + n), 30, 1.0) for _ in range(2))
-        limited.max_tokens, stopped.stop = n, stopped.right.tokens[max(n - 2, 0) : n]
-        batch.insert(*others(family), limited, stopped)
-        batch.step(n)
-        batch.look(max(batch.running), "drop")
-        batch.step()
-        batch.look(min(batch.running), "extract")
-        batch.finish()
 
 
 class Programs(RuleBasedStateMachine):
@@ -135,7 +107,9 @@ def test_programs(family: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("part", "n_broken", "at"), FAILURES)
+# How many rows of a batch fail, and at which call. Each gives another token that cannot be one.
+@pytest.mark.parametrize(("n_broken", "at"), [(1, 0), (1, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize("part", CAN_FAIL)
 def test_a_failure_is_alone(part: str, n_broken: int, at: int) -> None:
     """A row whose sampler or processor raises ends with that error, one whose strategy raises goes on. So do others."""
     batch = Rows(plain("llama"), draft_costs=FREE, rows_fail_alone=True)
@@ -153,24 +127,6 @@ def test_a_failure_is_alone(part: str, n_broken: int, at: int) -> None:
         assert part in ("shape", "token") or Broken in (type(row.last.error), type(row.last.error.__cause__))
         assert len(row.tokens) <= at
     batch.finish(*others("llama"))
-
-
-def test_a_shared_sampler_is_called_as_often_as_in_the_release() -> None:
-    """And what raises is raised to the caller, unless rows fail alone."""
-    sizes = list[int]()
-
-    def sampler(logprobs: mx.array) -> mx.array:
-        sizes.append(len(logprobs))
-        return greedy_sampler(logprobs)
-
-    batch = Rows(plain("llama"))
-    batch.finish(*(plain("llama").ask(prompt_of(5 + i), 12, sampler=sampler) for i in range(4)))
-    if sizes != [4] * 13:
-        broken(f"a sampler that all 4 rows share was called with {sizes} rows")
-    row = plain("llama").ask(prompt_of(4), 12)
-    row.break_part("sampler", 3)
-    with pytest.raises(Broken):
-        batch.finish(row)
 
 
 class Followers(Wrong):
@@ -195,46 +151,3 @@ def test_a_likely_draft_is_drawn_against() -> None:
     for row in rows:
         if not 5 < row.stats.accepted < row.stats.drafted - 5:
             not_shown(f"{row.about}: {row.stats}")
-
-
-# Far from the lengths at which the caches grow.
-CONTEXT, N_ROWS, TOKENS = 900, 4, 24
-
-
-def measured(share: float | None) -> tuple[int, int]:
-    """The bytes that a batch holds after its answers, and its peak over the first pass."""
-    llama, kept, held = plain("llama"), list[mx.array](), 0
-    rows = [llama.ask(prompt_of(CONTEXT + i), TOKENS, share, costs=FREE) for i in range(N_ROWS)]
-    gc.collect()
-    mx.clear_cache()
-    before, generator = mx.get_active_memory(), BatchGenerator(llama.model, draft_costs=FREE, prefill_step_size=256)
-    for row in rows:
-        generator.insert([list(row.prompt)], [TOKENS], **row.options())
-    while responses := generator.next_generated():
-        if not kept:
-            mx.reset_peak_memory()
-        kept += [response.logprobs for response in responses]
-        if len(kept) <= N_ROWS * (TOKENS - 2):
-            held = mx.get_active_memory() - before
-    peak = mx.get_peak_memory() - before
-    mx.eval(kept)
-    # A step that was computed ahead may still be under way.
-    mx.synchronize(generation_stream)
-    gc.collect()
-    before, own = mx.get_active_memory(), sum(logprobs.nbytes for logprobs in kept)
-    kept.clear()
-    if (freed := before - mx.get_active_memory()) > 1.5 * own:
-        broken(f"log probabilities of {own} bytes hold {freed} bytes")
-    return held, peak
-
-
-def test_no_more_memory_than_plain_batching_and_a_block() -> None:
-    """Log probabilities that the caller keeps hold nothing else."""
-    args = plain("llama").model.args
-    # Of a block in float32: keys and values, attention weights of all heads, activations and logits.
-    width = 2 * args.num_hidden_layers * args.hidden_size + args.num_attention_heads * (CONTEXT + 256)
-    width += 4 * args.intermediate_size + 8 * args.hidden_size + 4 * VOCAB
-    most = 4 * N_ROWS * (1 + DRAFT) * width
-    for what, drafted, undrafted in zip(("holds", "needs for a moment"), measured(0.5), measured(None), strict=True):
-        if (more := drafted - undrafted) > most:
-            broken(f"it {what} {more} bytes more, and a block has {most}")

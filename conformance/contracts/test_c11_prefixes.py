@@ -50,16 +50,6 @@ def test_alone(name: str) -> None:
         session.ask_edits(session.ask(PROMPT, drafts).text, sample(name, edits if name in ALL_EDITS else edits[1:]))
 
 
-def test_beside_a_draft_model() -> None:
-    """A draft model whose cache cannot be trimmed begins anew, and the model goes back as alone."""
-    draft_model = build("mamba")
-    session = Session("llama", build("llama"), 1e-4)
-    session.ask_edits(session.ask(PROMPT, lambda _: {"draft_model": draft_model}).text, EDITS)
-    for n in (4, 5, 6):
-        text = session.ask(PROMPT, lambda _: {"draft_model": draft_model}, n).text
-        session.ask_edits(text, [len(text) - 1], lambda _: {"draft_model": draft_model})
-
-
 @pytest.mark.parametrize(
     "family", [one for one in FAMILIES if one.name in ("qwen3_next", "gemma3_text")], ids=lambda one: one.name
 )

@@ -78,7 +78,7 @@ texts = st.lists(token, max_size=24)
 class Drafting(RuleBasedStateMachine):
     """A strategy, and a twin of it that may observe token by token: both draft the same tokens of the text."""
 
-    make: ClassVar[Make]
+    make: ClassVar[Any]
 
     @initialize(reference=st.none() | st.lists(token, min_size=4, max_size=24))
     def begin(self, reference: list[int] | None) -> None:

@@ -1,4 +1,4 @@
-"""Drafting runs no extra passes to measure costs, holds no memory for that, and learns from what it decodes anyway."""
+"""Drafting runs no extra passes to measure costs, and holds no memory for that."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load, stream_generate
 from mlx_lm.draft import costs
-from mlx_lm.generate import (
-    generate_step,
-    prompt_lookup_generate_step,
-)
+from mlx_lm.generate import generate_step, prompt_lookup_generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from conformance import FIXTURE

@@ -1,12 +1,11 @@
 """Two ranks decode together what one decodes, tensor parallel and as a pipeline, a sequence and a batch.
 
-Rank 0 decides all drafts. The costs, memory, strategy and speed of the other rank do not matter: both feed the same
-blocks. A deadlock fails.
+Rank 0 decides all drafts. The costs, memory and strategy of the other rank do not matter: both feed the same blocks. A
+deadlock fails.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -68,22 +67,11 @@ def of_other_costs(rank: int, _: list[int]) -> dict[str, Any]:
     return {"draft_type": "auto", "draft_costs": BlockCosts((1, 2, 16), (1, 1.1 + rank, 4 + 9 * rank))}
 
 
-def slow(seconds: float) -> Callable[[mx.array], mx.array]:
-    """A greedy sampler that takes so long. What a rank learns of the costs of passes depends on it."""
-
-    def sampler(logprobs: mx.array) -> mx.array:
-        time.sleep(seconds)
-        return mx.argmax(logprobs, axis=-1)
-
-    return sampler
-
-
 UNGATED = {"num_draft_tokens": 5, **WHOLE}
 WAYS: dict[str, Options] = {
     "memory": of_a_memory,
     "costs": of_other_costs,
-    "slow first": lambda rank, _: {"draft_type": "auto", "sampler": slow(0.005 * (1 - rank))},
-    "slow last": lambda rank, _: {"draft_type": "auto", "sampler": slow(0.005 * rank)},
+    # Each rank learns its own times of passes.
     "margin": lambda *_: {"draft_type": "auto", "draft_margin": "auto"},
     "sampled": lambda *_: {"draft_type": "auto", "sampler": make_sampler(0.8)},
     "scripted": of_the_first(lambda text: Scripted(text, 64), draft_margin=0.5, **UNGATED),
@@ -98,7 +86,7 @@ Part = tuple[str, str, Sequence[str]]
 RUNS: dict[str, list[Part]] = {
     "streams": [
         ("tensor", "fixture", [*WAYS]),
-        ("pipeline", "fixture", ["costs", "slow last"]),
+        ("pipeline", "fixture", ["costs", "margin"]),
         *(("pipeline", name, ["margin", "scripted"]) for name in ("deepseek_v41", "qwen3_next")),
     ],
     "rows": [

@@ -89,7 +89,7 @@ class Record:
     def of(self, command: str) -> Iterator[None]:
         """Record while a command runs."""
         queries = iter([QUESTION, "q"])
-        fakes = {"load": load, "sharded_load": load, "make_sampler": sampler}
+        fakes: dict[str, Any] = {"load": load, "sharded_load": load, "make_sampler": sampler}
         fakes |= {"stream_generate": self.stream, "BatchGenerator": self.batch}
         patches: list[Any] = [
             # The strategy is made of the options, which are the record.

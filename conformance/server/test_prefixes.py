@@ -1,25 +1,21 @@
 """A prompt that begins as an earlier one goes on from there, and is answered as by a server that never saw one.
 
 The conversations are those of agents and editors: a turn is edited, thinking is left out, the output of a tool is
-replaced, a question is asked again. However an answer ended, and with what drafts, the next request finds it cached.
+replaced, a question is asked again. With any drafts the next request finds the answer cached.
 CONFORMANCE_PROFILE=full asks more models.
 """
 
 from __future__ import annotations
 
-import json
-import string
-from itertools import product
 from typing import Any
 
 import pytest
 
-from conformance.doors.server.process import Body, inside
-from conformance.doors.server.requests import Right, judge_all, load
-from conformance.oracle.findings import broken, not_shown
+from conformance.doors.server.process import inside
+from conformance.doors.server.requests import Right
+from conformance.oracle.findings import broken
 from conformance.oracle.profiles import FULL
-from conformance.server.traffic import CODE, EDITS, GATE_OFF, Session, check_ends, talk
-from conformance.subjects.prompts import fenced
+from conformance.server.traffic import GATE_OFF, Session, check_ends, talk
 from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
 
 pytestmark = pytest.mark.contract("C11")
@@ -53,7 +49,7 @@ REST = [("llama", "drafted"), ("gemma3_text", "plain"), ("lfm2", "plain"), ("gem
 
 @pytest.mark.parametrize(("model", "how"), SESSIONS + REST * FULL)
 def test_a_session(right: Right, ended_models: dict[str, str], model: str, how: str) -> None:
-    """At most 1.3 times the new tokens are fed. With enough checkpoints, the last known message end is found."""
+    """At most 1.3 times the new tokens are fed. With enough checkpoints, answers and ends of messages are found."""
     by_model = ["--draft-model", ended_models["gemma3_text"]]
     options = by_model if how == "draft_model" else NO_DRAFTS + QUANTIZE * (how == "quantized")
     # More checkpoints than a session has tokens.
@@ -67,69 +63,3 @@ def test_a_session(right: Right, ended_models: dict[str, str], model: str, how: 
     most = session.new * (1 if model == "llama" else 1.3)
     if how == "plain" and session.fed > most:
         broken(f"{session.fed} tokens are fed, {session.new} are new and {most:.0f} are the most")
-
-
-# How answers end: after so many tokens, or at a stop word or its place in the text. Those of the fixture begin or end
-# inside a token, or have several, or are a part of one. The last one ends by itself.
-OF_RANDOM_MODELS: list[Any] = [("max_tokens", 5), ("max_tokens", 17), ("stop", 20), ("stop", 22)]
-OF_THE_FIXTURE: list[Any] = [
-    ("max_tokens", 30),
-    *(("stop", ["zzz", word]) for word in ("ount", "rows:\n", "lue >")),
-    ("stop", "append"),
-    ("", ""),
-]
-
-
-def prompt_of(model: str, i: int) -> str:
-    """No two have a common prefix. All are longer than the sliding window of the model that has one."""
-    if model == "fixture":
-        return f"<|user|>{i}. {EDITS[0]}\n{fenced(CODE)}<|end|><|assistant|>"
-    letters = string.ascii_letters[i:] + string.ascii_letters[:i]
-    return letters[:20] + letters[3:9] + letters[:7]
-
-
-def nearly(answer: str, every: int) -> Body:
-    """Predict the answer with a wrong character at intervals, so that drafts are right up to many different places."""
-    text = "".join("0" if i % every == 7 else c for i, c in enumerate(answer))
-    prediction = {"type": "content", "content": text}
-    return {"prediction": prediction, "disable_adaptive_gate": True, "num_draft_tokens": 6}
-
-
-def word_at(answer: str, place: int) -> str:
-    """A text that occurs at this place of the answer for the first time."""
-    return next(answer[place:end] for end in range(place + 1, len(answer)) if answer.find(answer[place:end]) == place)
-
-
-@pytest.mark.contract("C3")
-@pytest.mark.parametrize(
-    ("model", "how"),
-    [*product(("fixture", "gemma3_text"), ("alone", "batched")), ("qwen3_next", "alone")],
-)
-def test_drafts_lower_nothing(right: Right, models: dict[str, str], model: str, how: str) -> None:
-    """A drafted answer and all that ends it are cached, and its prompt is for a request that leaves it at its end."""
-    firsts, following = list[Body](), list[Body]()
-    for i, (field, value) in enumerate(OF_THE_FIXTURE if model == "fixture" else OF_RANDOM_MODELS):
-        body: Body = {"model": models[model], "prompt": prompt_of(model, i), "max_tokens": 60, "stream": i % 3 == 0}
-        body |= {"seed": 1} if how == "alone" else {}
-        whole = right(body).text
-        if isinstance(value, int) and field == "stop":
-            value = word_at(whole, value)
-        draft = nearly(whole, 47 if model == "fixture" else 7 + 2 * i)
-        firsts.append(body | draft | ({field: value} if field else {}))
-        short = body | {"max_tokens": 12}
-        following.append(short | {"prompt": f"{body['prompt']}abc"})
-        following.append(short | {"prompt": f"{body['prompt']}{whole}abc"} | (draft if i % 2 else {}))
-    with inside(*NO_DRAFTS, "--prompt-cache-size", "200") as server:
-        judge_all(firsts, answers := load(server, firsts, len(firsts)), right)
-        judge_all(following, later := load(server, following, 1), right)
-    for first, answer, left, went_on in zip(firsts, answers, later[::2], later[1::2], strict=True):
-        # What goes on from an answer that ended by itself has no end token there.
-        ended_itself = answer.finish_reason == "stop" and "stop" not in first
-        prompt = answer.usage["prompt_tokens"]
-        counted = prompt + answer.usage["completion_tokens"] - ended_itself
-        # A cache that cannot go back has a state before the last token of the prompt.
-        if left.cached_tokens < prompt - 1 or went_on.cached_tokens != counted:
-            found = f"{left.cached_tokens} and {went_on.cached_tokens} tokens are cached"
-            broken(f"{found} instead of {prompt} and {counted}", json.dumps(first))
-    if (accepted := sum(answer.draft["accepted"] for answer in answers)) <= 20:
-        not_shown(f"{accepted} drafted tokens are accepted")

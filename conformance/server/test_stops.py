@@ -7,10 +7,9 @@ CONFORMANCE_PROFILE=full sends 1000 requests, and 500 for each limit of the memo
 from __future__ import annotations
 
 import gc
-import os
+import logging
 import random
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ import mlx.core as mx
 import pytest
 import requests
 
-from conformance.doors.server.process import FAST, Body, Client, Inside, Server, inside, serve
+from conformance.doors.server.process import FAST, Body, Client, Inside, inside, serve
 from conformance.doors.server.requests import load, send
 from conformance.oracle.findings import broken
 from conformance.oracle.profiles import FULL
@@ -36,15 +35,6 @@ from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
 
 # In seconds. A server has to stop sooner, even during work that takes far longer.
 SOON = 20.0
-
-
-def end(server: Server, sig: signal.Signals) -> None:
-    server.process.send_signal(sig)
-    try:
-        code = server.process.wait(SOON)
-    except TimeoutExpired:
-        broken(f"the server does not stop in {SOON} seconds")
-    assert code == 0, f"the server stops with {code}"
 
 
 def test_work_is_stopped(tmp_path: Path) -> None:
@@ -58,10 +48,13 @@ def test_work_is_stopped(tmp_path: Path) -> None:
         while server.log.count("progress") < n:
             time.sleep(0.05)
         time.sleep(0.5)
-        for sig in (signal.SIGINT, signal.SIGINT):
+        for sig in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
             server.process.send_signal(sig)
             time.sleep(0.2)
-        end(server, signal.SIGTERM)
+        try:
+            assert server.process.wait(SOON) == 0
+        except TimeoutExpired:
+            broken(f"the server does not stop in {SOON} seconds")
         for stream in streams:
             assert "error" in stream.result()[-1], "its client is not told"
         assert file.exists(), "its memory is lost"
@@ -87,8 +80,6 @@ def wait_for_rest(one: Inside) -> None:
 N = 1000 if FULL else 24
 # In bytes. A row takes 500 kB, and the server holds on to a few: those of its last step, and the cached one.
 GROWTH = 4_000_000
-# Threads of clients that have just left, and of a library.
-OTHERS = 8
 # What is refused, and what asks for more than others.
 KINDS: list[Body] = [{"top_logprobs": 3, "logprobs": True}, {"draft_type": "x"}, {"model": "/nowhere"}]
 # In a batch or alone, a stream or not, with drafts or without.
@@ -114,13 +105,12 @@ def leave(server: Client, body: Body) -> None:
             impatient.post(body)
 
 
-def held(server: Inside) -> tuple[int, int, int]:
-    """The memory, the threads, and the streams that mlx has made. This makes one."""
+def held(server: Inside) -> tuple[int, int]:
+    """The memory, and the streams that mlx has made. This makes one."""
     # It is served alone: the batch has ended, and what it held is free.
     assert send(server, ROW | {"seed": 1}).status == 200
     wait_for_rest(server)
-    threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
-    return mx.get_active_memory(), threads, int(str(mx.new_stream(mx.cpu)).split()[-1].rstrip(")"))
+    return mx.get_active_memory(), int(str(mx.new_stream(mx.cpu)).split()[-1].rstrip(")"))
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:
@@ -130,9 +120,10 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     options = ("--prompt-cache-size", "1", "--prefill-step-size", "32", "--draft-type", "ngram-mod")
     files = ("--draft-reference", str(reference), "--draft-memory", str(tmp_path / "memory"))
     kinds = [SHORT | body for body in KINDS]
-    with inside(*options, *files) as server:
+    # What pytest keeps of an error that is logged would hold what a request computed.
+    with patch.object(logging.root, "handlers", []), inside(*options, *files) as server:
         load(server, mixed(8) + kinds)
-        memory, threads, streams = held(server)
+        memory, streams = held(server)
         with ThreadPoolExecutor(len(LEAVING)) as clients, fed(server.generator.model_provider.model) as blocks:
             list(clients.map(lambda body: leave(server, body), LEAVING))
             wait_for_rest(server)
@@ -145,9 +136,7 @@ def test_nothing_is_left(tmp_path: Path) -> None:
         assert server.healthy(), "the server is no longer healthy"
     if (more := now[0] - memory) > GROWTH:
         broken(f"{more} bytes more are held after {N} requests")
-    if (more := now[1] - threads) > OTHERS:
-        broken(f"{more} threads are left of {N} requests")
-    if (more := now[2] - streams - 1) > 0:
+    if (more := now[1] - streams - 1) > 0:
         broken(f"other threads than the generation thread have used mlx, and left {more} streams")
 
 

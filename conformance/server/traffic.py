@@ -103,7 +103,8 @@ class Session:
     ) -> None:
         self.server, self.right, self.draft, self.noise, self.by = server, right, draft, noise, by
         self.body: Body = {"model": model, "max_tokens": 12, "logprobs": True}
-        # Prompts with their answers. For each prompt, what was found, and the last message end that is known.
+        # Prompts with their answers. For each prompt, what was found, and where it has to go on from: the end of one of
+        # these, or the last message end that is known.
         self.known: list[str] = []
         self.found: list[int] = []
         self.ends: list[int] = []
@@ -120,7 +121,8 @@ class Session:
             assert answer.usage["prompt_tokens"] == len(prompt)
             common = max((len(commonprefix([prompt, one])) for one in self.known), default=0)  # noqa: RUF071
             self.found.append(answer.cached_tokens)
-            self.ends.append(prompt.rfind(END, 0, common) + 1)
+            whole_ones = [len(one) for one in self.known if prompt.startswith(one)]
+            self.ends.append(max(prompt.rfind(END, 0, common) + 1, *whole_ones, 0))
             self.fed += len(prompt) - answer.cached_tokens
             self.new += len(prompt) - min(common, len(prompt) - 1)
             whole.append(prompt + answer.text + END * (answer.finish_reason == "stop"))
@@ -158,7 +160,7 @@ def talk(session: Session) -> None:
 
 
 def check_ends(session: Session) -> None:
-    """The last end of a message that an earlier prompt has too is found, or more."""
+    """An earlier prompt with its answer is found, or the last end of a message that it has too, or more."""
     talk(session)
     for i, (found, end) in enumerate(zip(session.found, session.ends, strict=True)):
         if found < end:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 import signal
 import socket
 import sys
@@ -151,40 +149,12 @@ def serve(
             process.wait()
 
 
-def without_frames(record: logging.LogRecord) -> bool:
-    """Keep the text of an exception only: a record that pytest keeps would hold what a request computed."""
-    if record.exc_info:
-        record.exc_text = logging.Formatter().formatException(record.exc_info)
-        record.exc_info = None
-    return True
-
-
 class Inside(Client):
     """A client of a server that runs in a thread: what listens, and the ResponseGenerator, whose thread decodes."""
 
-    def __init__(self, httpd: ThreadingHTTPServer, generator: Any, log: io.StringIO) -> None:
+    def __init__(self, httpd: ThreadingHTTPServer, generator: Any) -> None:
         super().__init__(f"http://127.0.0.1:{httpd.server_port}")
-        self.httpd, self.generator, self._log = httpd, generator, log
-
-    @property
-    def log(self) -> str:
-        return self._log.getvalue()
-
-
-@contextmanager
-def logged() -> Iterator[io.StringIO]:
-    """What is logged meanwhile."""
-    log, root = io.StringIO(), logging.getLogger()
-    handler, level = logging.StreamHandler(log), root.level
-    root.addHandler(handler)
-    root.addFilter(without_frames)
-    root.setLevel(logging.INFO)
-    try:
-        yield log
-    finally:
-        root.removeHandler(handler)
-        root.removeFilter(without_frames)
-        root.setLevel(level)
+        self.httpd, self.generator = httpd, generator
 
 
 @contextmanager
@@ -205,7 +175,7 @@ def inside(*args: str, model: str | Path = FIXTURE) -> Iterator[Inside]:
         class Httpd(ThreadingHTTPServer):
             def server_activate(self) -> None:
                 super().server_activate()
-                started.put(Inside(self, generator, log))
+                started.put(Inside(self, generator))
 
             def serve_forever(self, poll_interval: float = 0.02) -> None:
                 """It looks this often whether it has to end."""
@@ -219,17 +189,16 @@ def inside(*args: str, model: str | Path = FIXTURE) -> Iterator[Inside]:
     # A daemon, as the generation thread that it starts: a server that does not stop is a failure and no more.
     thread = threading.Thread(target=main, daemon=True)
     argv = ["mlx_lm.server", "--model", str(model), "--port", "0", *args]
-    with logged() as log:
-        with patch.object(sys, "argv", argv), patch.object(module, "_run_http_server", listen):
-            thread.start()
-            server = started.get(timeout=START_TIMEOUT)
-        if server is None:
-            raise ServerFailed(f"the server did not start\n{log.getvalue()[-TAIL:]}")
-        try:
-            yield server
-        finally:
-            server.httpd.shutdown()
-            server.httpd.server_close()
-            thread.join(server.timeout)
-            if thread.is_alive():
-                raise ServerFailed(f"the server did not stop\n{server.log[-TAIL:]}")
+    with patch.object(sys, "argv", argv), patch.object(module, "_run_http_server", listen):
+        thread.start()
+        server = started.get(timeout=START_TIMEOUT)
+    if server is None:
+        raise ServerFailed("the server did not start")
+    try:
+        yield server
+    finally:
+        server.httpd.shutdown()
+        server.httpd.server_close()
+        thread.join(server.timeout)
+        if thread.is_alive():
+            raise ServerFailed("the server did not stop")
