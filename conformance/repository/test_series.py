@@ -71,7 +71,7 @@ def sizes() -> dict[str, tuple[int, int]]:
         "the tests of prefixes": (tests["prefixes"], 536),
         "grammar": (code["grammar"], 694),
         "the tests of grammar": (tests["grammar"], 876),
-        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 11_423),
+        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 11_424),
         "conformance/lab/": (lab, 3_681),
         "scripts/": (lines_of(ROOT / "scripts"), 1_214),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}

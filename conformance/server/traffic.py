@@ -153,8 +153,9 @@ def talk(session: Session) -> None:
     asked[3] = message("user", 30, 6)
     session.ask(asked)
     # With a seed each is alone, without a batch.
-    session.ask([*asked[:5], message("user", 30, 7)], seed=1)
-    session.ask([*asked[:5], message("user", 30, 11)], seed=1)
+    alone = [*asked[:5], message("user", 30, 7)]
+    alone += session.ask(alone, seed=1)
+    session.ask([*alone, message("user", 30, 11)], seed=1)
     session.ask([SYSTEM, message("user", 40, 8)])
     session.ask([*asked[:4], message("user", 30, 9)], [SYSTEM, message("user", 60, 10)])
 
