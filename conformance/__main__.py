@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conformance import first_line
+from conformance import missing
 from conformance.arguments import at_least_one, margin
 from conformance.check.prompts import Unusable, from_file
 from conformance.smollm2 import path_of
@@ -84,8 +84,14 @@ def load(model: str) -> tuple[Any, Any]:
     try:
         found: tuple[Any, Any] = mlx_lm.load(path)
     except Exception as error:
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if not isinstance(error, (OSError, ValueError, RuntimeError)):
+            # What a strange config.json leads to, such as "'model_type'", says little alone.
+            told = f"{type(error).__name__}: {told}"
+        if "tokenizer" in told:
+            told = "there is no tokenizer in it that transformers can load, such as a tokenizer.json"
         where = "" if Path(model).is_dir() else ", which is no directory here,"
-        raise Unusable(f"{model}{where} cannot be loaded: {first_line(error)}") from error
+        raise Unusable(f"{model}{where} cannot be loaded: {told}") from error
     return found
 
 
@@ -93,9 +99,9 @@ def main(arguments: list[str] | None = None) -> int:
     args = parsed(arguments)
     try:
         return answered(args)
-    except Unusable as error:
+    except (ImportError, Unusable) as error:
         say("")
-        print(error, file=sys.stderr)
+        print(missing(error) if isinstance(error, ImportError) else error, file=sys.stderr)
         return FAILED
 
 

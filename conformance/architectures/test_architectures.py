@@ -6,7 +6,6 @@ Blocks are what single steps are, bit for bit, or in float32 close to them where
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +16,7 @@ from mlx_lm.models.base import SHORT_BLOCK
 from mlx_lm.models.cache import snapshot_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 
+from conformance.architectures import asked
 from conformance.drafters import VOCAB, Scripted
 from conformance.oracle.compare import MOST
 from conformance.oracle.findings import WHOLE, broken
@@ -33,9 +33,7 @@ from conformance.subjects.architectures import (
     batched,
     bounded,
     build,
-    classes,
     is_row_identical,
-    logits,
     make_cache,
     outline,
     quantize,
@@ -44,23 +42,6 @@ from conformance.subjects.architectures import (
 )
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
-# Models whose windows, positions, rotations or attention are like those of no other one.
-OF_THEIR_OWN = (
-    "afm7 deepseek_v3 deepseek_v32 gemma2 gemma3_text gemma4_text glm4_moe_lite gpt2 gpt_bigcode gpt_oss internlm2 "
-    "internlm3 llama longcat_flash longcat_flash_ngram minimax_m3_vl ministral3 mistral4 plamo3"
-).split()
-
-
-@cache
-def asked() -> list[str]:
-    """The models that are asked everything: of those without recurrent layers one for each kind of cache, and others.
-
-    Any other model has the layers of one of these. It is asked for parity, and the rest in the full profile.
-    """
-    first = {frozenset(held): name for name, held in reversed(classes().items())}.values()
-    return [name for name in runnable() if FULL or name in {*first, *recurrent(), *OF_THEIR_OWN}]
-
-
 LONG = prompt_of(21)
 PROMPTS = {"short": [5, 9, 3], "past the window": LONG}
 # The longest draft, and enough tokens for each depth of it to come up.
@@ -163,15 +144,6 @@ def test_rows_in_16_bits(name: str) -> None:
     if mx.default_device() != mx.cpu:
         pytest.skip("The kernels of this device are not row-identical.")
     check_rows(name, "one row", mx.bfloat16)
-
-
-@pytest.mark.patched_source
-@pytest.mark.parametrize("name", asked())
-def test_the_logits_are_those_of_the_release(name: str, released: str) -> None:
-    """Parity with plain decoding of the same tree cannot show a fault that both have."""
-    ours, theirs = (logits(name, package) for package in ("mlx_lm", released))
-    if not mx.array_equal(ours, theirs).item():
-        broken(f"{name}: the logits are off by {mx.abs(ours - theirs).max().item():.2g} from those of the release")
 
 
 FORMS = ("4 bits", "float32")

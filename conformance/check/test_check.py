@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache
 
 from conformance.__main__ import DRAFT_TYPES, main
 from conformance.check import check, probe
+from conformance.check.prompts import Unusable, from_file
 from conformance.subjects.inexact import OfAnotherKernel
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -100,6 +101,16 @@ def test_probe(asked: Any, fixture: Any, off: float, exact: int) -> None:
     assert f"\nidentical: a block of up to {exact} tokens" in text
     assert [row["noise"] > 0 for row in found["rows"]] == [row["length"] > exact for row in found["rows"]]
     assert f"\ndraft_margin={4 * max(row['noise'] for row in found['rows']):.3g} is" in text
+
+
+def test_a_file_of_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text('\ufeff"a\\nb"\n\nplain\ftext\n"Hello," she said.\n7\n', "utf-8")
+    told = [messages[0]["content"] for messages in from_file(file).values()]
+    assert told == ["a\nb", "plain\ftext", '"Hello," she said.', "7"]
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(Unusable, match=str(file)):
+        from_file(file)
 
 
 def test_the_draft_types_are_those_of_the_product() -> None:

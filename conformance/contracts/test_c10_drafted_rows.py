@@ -6,9 +6,12 @@ CONFORMANCE_PROFILE=full runs 2000 random programs on each, and on three more mo
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+
+import mlx.core as mx
 
 # Trees without it batch no drafts.
 import mlx_lm.draft  # noqa: F401
@@ -16,11 +19,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from mlx_lm.generate import BatchGenerator, generation_stream
+from mlx_lm.sample_utils import greedy_sampler
 
-from conformance.drafters import Wrong
-from conformance.oracle.findings import not_shown
+from conformance.drafters import VOCAB, AtDepth, Wrong
+from conformance.oracle.findings import broken, not_shown
 from conformance.oracle.profiles import FULL, PROFILE
-from conformance.oracle.rows import FREE, NEAR_TIE, Broken, Plain, Row, Rows, prompt_of
+from conformance.oracle.rows import DRAFT, FREE, NEAR_TIE, Broken, Plain, Row, Rows, prompt_of
 from conformance.oracle.run import Shifting
 from conformance.subjects.decoded import FAMILIES, FOLLOWER, model_of, unsteered
 
@@ -129,6 +134,24 @@ def test_a_failure_is_alone(part: str, n_broken: int, at: int) -> None:
     batch.finish(*others("llama"))
 
 
+def test_a_shared_sampler_is_called_as_often_as_in_the_release() -> None:
+    """And what raises is raised to the caller, unless rows fail alone."""
+    sizes = list[int]()
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        sizes.append(len(logprobs))
+        return greedy_sampler(logprobs)
+
+    batch = Rows(plain("llama"))
+    batch.finish(*(plain("llama").ask(prompt_of(5 + i), 12, sampler=sampler) for i in range(4)))
+    if sizes != [4] * 13:
+        broken(f"a sampler that all 4 rows share was called with {sizes} rows")
+    row = plain("llama").ask(prompt_of(4), 12)
+    row.break_part("sampler", 3)
+    with pytest.raises(Broken):
+        batch.finish(row)
+
+
 class Followers(Wrong):
     """Drafts what mostly follows. About half of it is drawn."""
 
@@ -151,3 +174,62 @@ def test_a_likely_draft_is_drawn_against() -> None:
     for row in rows:
         if not 5 < row.stats.accepted < row.stats.drafted - 5:
             not_shown(f"{row.about}: {row.stats}")
+
+
+class OneTooMany(AtDepth):
+    """Drafts right tokens, and behind them the first id that is no token."""
+
+    def propose(self, n_max: int) -> Sequence[int]:
+        return [*super().propose(n_max)[:-1], VOCAB]
+
+
+def test_no_id_that_is_no_token_is_fed() -> None:
+    row = plain("llama").ask(prompt_of(9), 20)
+    row.strategy = OneTooMany([*row.prompt, *row.right.tokens], 9)
+    batch = Rows(plain("llama"), draft_costs=FREE)
+    batch.finish(row)
+    if not row.stats.drafted == row.stats.accepted > 9:
+        row.broken(f"it drafts ids that are no tokens: {row.stats}")
+
+
+# Far from the lengths at which the caches grow.
+CONTEXT, N_ROWS, TOKENS = 900, 4, 24
+
+
+def measured(share: float | None) -> tuple[int, int]:
+    """The bytes that a batch holds after its answers, and its peak over the first pass."""
+    llama, kept, held = plain("llama"), list[mx.array](), 0
+    rows = [llama.ask(prompt_of(CONTEXT + i), TOKENS, share, costs=FREE) for i in range(N_ROWS)]
+    gc.collect()
+    mx.clear_cache()
+    before, generator = mx.get_active_memory(), BatchGenerator(llama.model, draft_costs=FREE, prefill_step_size=256)
+    for row in rows:
+        generator.insert([list(row.prompt)], [TOKENS], **row.options())
+    while responses := generator.next_generated():
+        if not kept:
+            mx.reset_peak_memory()
+        kept += [response.logprobs for response in responses]
+        if len(kept) <= N_ROWS * (TOKENS - 2):
+            held = mx.get_active_memory() - before
+    peak = mx.get_peak_memory() - before
+    mx.eval(kept)
+    # A step that was computed ahead may still be under way.
+    mx.synchronize(generation_stream)
+    gc.collect()
+    before, own = mx.get_active_memory(), sum(logprobs.nbytes for logprobs in kept)
+    kept.clear()
+    if (freed := before - mx.get_active_memory()) > 1.5 * own:
+        broken(f"log probabilities of {own} bytes hold {freed} bytes")
+    return held, peak
+
+
+def test_no_more_memory_than_plain_batching_and_a_block() -> None:
+    """Log probabilities that the caller keeps hold nothing else."""
+    args = plain("llama").model.args
+    # Of a block in float32: keys and values, attention weights of all heads, activations and logits.
+    width = 2 * args.num_hidden_layers * args.hidden_size + args.num_attention_heads * (CONTEXT + 256)
+    width += 4 * args.intermediate_size + 8 * args.hidden_size + 4 * VOCAB
+    most = 4 * N_ROWS * (1 + DRAFT) * width
+    for what, drafted, undrafted in zip(("holds", "needs for a moment"), measured(0.5), measured(None), strict=True):
+        if (more := drafted - undrafted) > most:
+            broken(f"it {what} {more} bytes more, and a block has {most}")

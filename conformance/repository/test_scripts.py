@@ -9,8 +9,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from typing import NamedTuple
 import pytest
 from pin import Refused
 
+from conformance import ROOT
 from conformance.repository.clones import NAME, Clone, git
 from conformance.series.patches import DEFAULT, RELEASES
 
@@ -100,12 +103,22 @@ def test_it_is_refused(case: Case, request: pytest.FixtureRequest) -> None:
 
 
 def test_round_trip_is_byte_for_byte(clone: Clone, applied_once: Clone, tmp_path: Path) -> None:
-    """Every user makes the same commits, with sh, through a link, and with a git that is set up otherwise."""
+    """Every user makes the same commits, after a run that was killed at any point, with sh, through a link, and with a
+    git that is set up otherwise."""
     before, config, link = clone.patches(), tmp_path / "gitconfig", tmp_path / "a link"
     config.write_text("[user]\nname = x\nemail = x@example.org\n[core]\nautocrlf = true\n[commit]\ngpgsign = true\n")
     link.symlink_to(clone.root / "scripts" / "apply.sh")
     command = ["sh", str(link), "--no-install"]
     env = clone.env | {"GIT_CONFIG_GLOBAL": str(config), "GIT_AUTHOR_NAME": "y", "TZ": "Asia/Tokyo"}
+    for delay in (0.1, 0.3, 0.6, 0.9, 1.3):
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if clone.checkout.exists():
+            assert clone.git("rev-parse", "HEAD") == applied_once.git("rev-parse", "HEAD")
+            assert clone.git("status", "--porcelain") == ""
+            shutil.rmtree(clone.checkout)
     done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"+lookup.{len(before)} in " in done.stdout
@@ -148,6 +161,22 @@ def test_what_is_committed_becomes_a_patch_and_renames_nothing(clone: Clone) -> 
     made = clone.git("rev-parse", "HEAD^{tree}")
     clone.apply()
     assert clone.git("rev-parse", "HEAD^{tree}") == made
+
+
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if path.name not in ("shared.sh", "tox.sh"))
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_another_shell_runs_them() -> None:
+    command = ["zsh", f"{ROOT}/scripts/apply.sh", "--help"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("usage: scripts/apply.sh ")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script: str) -> None:
+    said = Clone(ROOT).works(script, "--help")
+    assert said.startswith(f"usage: scripts/{script} ")
+    assert "shellcheck" not in said
 
 
 def conflict(patch: Path, tree: Path) -> None:

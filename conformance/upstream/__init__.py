@@ -1,1 +1,1 @@
-"""The faults of upstream."""
+"""The names that a release has, and the faults of upstream."""
