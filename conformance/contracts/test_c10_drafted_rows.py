@@ -34,6 +34,14 @@ MODELS = ["llama", "gemma3_text", "qwen3_next", "falcon_h1"]
 MODELS += ["mamba2", "recurrent_gemma", "deepseek_v32"] if FULL else []
 OF_A_STRATEGY = ["propose", "observe", "accept"]
 CAN_FAIL = ["sampler", "processor", "shape", "token", *OF_A_STRATEGY]
+# How many rows of a batch fail, and at which call.
+FAILING = ((1, 0), (1, 1), (1, 3), (3, 2))
+# Each place gives another token that cannot be one.
+FAILURES = [
+    (part, *how)
+    for i, part in enumerate(CAN_FAIL)
+    for how in (FAILING if FULL or part == "token" else FAILING[i % 2 :: 2])
+]
 LONGEST = 14
 PROMPTS = st.sampled_from([prompt_of(n) for n in (1, 2, 6, 21)])
 
@@ -112,9 +120,7 @@ def test_programs(family: str) -> None:
     )
 
 
-# How many rows of a batch fail, and at which call. Each gives another token that cannot be one.
-@pytest.mark.parametrize(("n_broken", "at"), [(1, 0), (1, 1), (1, 3), (3, 2)])
-@pytest.mark.parametrize("part", CAN_FAIL)
+@pytest.mark.parametrize(("part", "n_broken", "at"), FAILURES)
 def test_a_failure_is_alone(part: str, n_broken: int, at: int) -> None:
     """A row whose sampler or processor raises ends with that error, one whose strategy raises goes on. So do others."""
     batch = Rows(plain("llama"), draft_costs=FREE, rows_fail_alone=True)
