@@ -84,6 +84,14 @@ def test_drafts_are_what_is_right(family: str) -> None:
     check(headed.draft(mx.array([TEXT[-1:]]), caches, N_DRAFTED + 1)[0], likely[LENGTH - 1 :])
 
 
+@families
+def test_logits_are_what_is_right(family: str) -> None:
+    """Also where one token is so likely that its chance shows nothing, as with ernie4_5_moe."""
+    head = loaded(family)[1]
+    hidden = head(mx.array([TEXT[1:]]), reference_of(family).states(TEXT[:-1]), head.make_cache())
+    assert off(head.logits(hidden)[0], right(family)[:LENGTH]) < TOLERANCE
+
+
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5", "step3p5"])
 def test_rows_of_a_batch_are_drafted_as_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of different lengths, of which the head has read one, a few tokens at a time and twice in a row."""
