@@ -39,6 +39,7 @@ LETTERS = ["abcdefgh" * 3, "ijklmnop" * 3, "qrstuvwx" * 3]
 LINES = {
     "two conversations": [*EDITS, "r", *EDITS, "q"],
     "again": [EDITS[0], EDITS[1] + CTRL_C, EDITS[1] + CTRL_C, EDITS[1], CTRL_D],
+    "first": [EDITS[0] + CTRL_C, EDITS[0], CTRL_D],
     "letters again": [LETTERS[0], LETTERS[1] + CTRL_C, LETTERS[1] + CTRL_C, *LETTERS[1:], CTRL_D],
 }
 DRAFTS: dict[str, list[str]] = {
@@ -51,6 +52,7 @@ DRAFTS: dict[str, list[str]] = {
 SESSIONS = [
     *(("fixture", "two conversations", drafts) for drafts in DRAFTS),
     *(("fixture", "again", drafts) for drafts in ("", "suffix", "a draft model")),
+    ("fixture", "first", "a draft model"),
     *((model, "letters again", "a draft length") for model in ("gemma3_text", "qwen3_next")),
 ]
 

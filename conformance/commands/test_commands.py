@@ -86,7 +86,7 @@ def told(command: str, *options: str, **fields: Any) -> tuple[str, int]:
             try:
                 with inside(*options) as server:
                     body = {"model": str(FIXTURE), "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, **fields}
-                    text = asked(server, body)
+                    text = asked(server, body).text
             except ServerFailed as error:
                 broken(f"the server fails: {str(error).strip().splitlines()[-1]}")
     return text, sum(n in DRAFTED for n in lengths)

@@ -5,10 +5,13 @@ Nothing is timed: the costs of blocks come from a table.
 
 from __future__ import annotations
 
-import pytest
-from mlx_lm.draft import HeadDraftStrategy, device_costs
+from types import SimpleNamespace
+from unittest.mock import patch
 
-from conformance.drafters import Changing, Wrong
+import pytest
+from mlx_lm.draft import HeadDraftStrategy, LearnedCosts, SuffixStrategy, costs, device_costs
+
+from conformance.drafters import Changing, Scripted, Wrong
 from conformance.lab.simulate import run
 from conformance.lab.simulate.batches import COST_OF_HEAD, KINDS, Batch, decode, requests
 from conformance.lab.simulate.run import Make
@@ -70,3 +73,31 @@ def test_all_rows_wait_for_a_head(lookup: Wrong | None) -> None:
     asked = [(Request([0], [7] * 60), drafted) for drafted in (True, True, False)]
     for device, size in (("metal", 2), ("cuda", 3)):
         check_rows(decode(asked[-size:], size, device_costs(device), lambda: head(lookup)))
+
+
+@pytest.mark.parametrize("factor", [4, 0.25])
+def test_costs_of_another_time_slow_no_batch_down(factor: float) -> None:
+    """The machine was ``factor`` times slower when they were learned, and two rows have no pass of one token since."""
+    truth = device_costs("metal")
+    learned, (asked, *_) = LearnedCosts(truth), requests("prose", seeds=[100])
+    for n in 9 * (1, 2, 4, 8, 16):
+        learned.learn(n, factor * truth(n), ahead=n == 1)
+    batch = Batch([asked] * 4, 2, truth, SuffixStrategy, learned)
+    with patch.object(costs, "time", SimpleNamespace(perf_counter=lambda: batch.spent)):
+        while len(batch.ended) < 2:
+            batch.step()
+    assert batch.speed >= SLOWEST, f"two rows are {batch.speed:.3f} times as fast as without drafts, not {SLOWEST}"
+
+
+def test_a_batch_runs_ahead_where_nothing_is_drafted() -> None:
+    """As plain batching does: a pass begins before anybody knows the token that it feeds."""
+    strategy, n = Scripted([]), 40
+    batch, known = Batch([(Request([0], list(range(n))), True)], 1, device_costs("cpu"), lambda: strategy), []
+    while not batch.ended:
+        before = batch.spent
+        batch.step()
+        if batch.spent > before:
+            known.append(len(strategy.seen))
+    # The prompt, and all but the token of each pass.
+    late = sum(known[i] > 1 + i for i in range(3, n - 1))
+    assert late == 0, f"{late} of {n} passes begin after the token that they feed is read"

@@ -6,6 +6,7 @@ streams.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from itertools import accumulate, cycle
 from typing import Any
@@ -13,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from mlx_lm.draft import BlockCosts, EditStrategy, LearnedCosts, Proposal, device_costs
+from mlx_lm.draft import BlockCosts, EditStrategy, LearnedCosts, Proposal, SuffixStrategy, device_costs
 
 from conformance.drafters import Changing, Scripted, Wrong
 from conformance.lab.simulate.rivals import RIVALS
-from conformance.lab.simulate.run import CPU, LEAST, M4, TABLES, Make, Result, decode, makers
+from conformance.lab.simulate.run import CPU, LEAST, M4, TABLES, Clock, Make, Result, decode, makers
 from conformance.lab.streams import NAMES, VOCAB, Request, Stream, load, streams
 from conformance.oracle.findings import broken
 from conformance.oracle.profiles import FULL
@@ -139,6 +140,49 @@ def test_no_claim_costs_more_than_the_credit(costs: BlockCosts, turns: list[Turn
     credit = min(max(CREDIT, costs(16) - 1), 2.0) if costs(16) < 2 * costs(2) else CREDIT
     most = (1 + CREDIT_PER_TOKEN) * len(answer) + credit
     assert result.spent <= most + 1e-6, f"120 tokens cost {result.spent:.2f} passes, not {most:.2f} at most"
+
+
+def test_decoding_runs_ahead_where_nothing_is_drafted() -> None:
+    """As plain decoding does, also right after a draft."""
+    result, drafts = decode(Wrong(), Request([0], list(range(100))), CPU)
+    ahead = len(drafts) - sum(map(bool, drafts)) - 1
+    assert result.ahead >= ahead > 90, f"{result.ahead} of 100 passes begin before their token is known, not {ahead}"
+
+
+def clock(seed: str) -> Clock:
+    """A clock with passes of about 30 ms. The first pass of each length and a few others take far longer."""
+    rng, seen = random.Random(seed), set[float]()
+
+    def seconds(cost: float) -> float:
+        slow = rng.uniform(2, 10) if cost not in seen or rng.random() < 0.02 else 1
+        seen.add(cost)
+        return 0.03 * cost * (1 + abs(rng.gauss(0, 0.05))) * slow
+
+    return seconds
+
+
+@pytest.mark.parametrize(("device", "factor"), [("cpu-16bit", 1 / 3), ("metal", 3), ("cuda", 1)])
+def test_costs_are_learned_by_the_second_response(device: str, factor: float) -> None:
+    """Each additional token costs ``factor`` times as much as the table of the device says."""
+    table = device_costs(device)
+    truth = BlockCosts(table.lengths, [1 + factor * (cost - 1) for cost in table.costs])
+    known, first, second = Result(), Result(), Result()
+    for stream in streams(SEEDS, SIZES, names=["rename", "chat", "echo", "json", "code", "prose", "ambiguous"]):
+        request, learned = stream.requests[0], LearnedCosts(table)
+        how: dict[str, Any] = {"learned": learned, "clock": clock(f"{stream.name} {stream.size} {stream.seed}")}
+        known += decode(SuffixStrategy(), request, truth)[0]
+        first += decode(SuffixStrategy(), request, truth, **how)[0]
+        second += decode(SuffixStrategy(), request, truth, **how)[0]
+    for which, response in (("second", second), ("first", first))[: 2 if factor == 1 else 1]:
+        share = response.speed / known.speed
+        assert share > 0.96, f"with {factor:.2g} times the costs of {device}, the {which} response has {share:.3f}"
+
+
+def test_drafts_begin_where_each_block_costs_over_two_passes() -> None:
+    """As on a GPU that takes as long for two tokens as for sixteen."""
+    costs = BlockCosts((1, 2, 16), (1.0, 2.6, 3.0))
+    result, _ = decode(EditStrategy(), streams(SEEDS, [300], names=["echo"])[0].requests[0], costs)
+    assert result.speed > 5, f"a text that is repeated is {result.speed:.2f} times as fast"
 
 
 WAIT, SLOWEST_WITH_WAITS = 0.3, 0.94

@@ -110,6 +110,8 @@ FORMS = {
         "mimo",
         _parts("model.mtp_layers.0.{}", "token_layernorm hidden_layernorm input_proj final_layernorm"),
         {N: "model.mtp_layers.0."},
+        # One that mlx does not take by itself
+        said={"num_nextn_predict_layers": 1, "rms_norm_eps": 1.0},
     ),
     "mimo_v2_flash": Form(
         "mimo_v2_flash",
