@@ -180,8 +180,11 @@ def options_of(command: str) -> dict[str, argparse.Action]:
     reading = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=SystemExit)
     with reading as parse_args, suppress(SystemExit):
         module_of(command).main()
-    actions = parse_args.call_args.args[0]._actions
-    options = (action for action in actions if action.option_strings and action.dest != "help")
+    return by_name(parse_args.call_args.args[0])
+
+
+def by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    options = (action for action in parser._actions if action.option_strings and action.dest != "help")
     return {max(action.option_strings, key=len): action for action in options}
 
 

@@ -6,6 +6,7 @@ run as for a user, up to what generates tokens. Options that contradict each oth
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import re
@@ -19,9 +20,10 @@ from typing import Any
 
 import pytest
 from mlx_lm.draft import NgramModTable, serving
+from mlx_lm.draft.arguments import add_draft_arguments
 
 from conformance import FIXTURE
-from conformance.adapters import module_of, options_of
+from conformance.adapters import by_name, module_of, options_of
 from conformance.doors.commands import COMMANDS, Record, run
 from conformance.oracle.findings import broken
 
@@ -107,6 +109,25 @@ def test_an_option_arrives(command: str, option: str, rows: list[Any]) -> None:
 @pytest.mark.parametrize("field", [*serving.OPTIONS, "draft_model", "prediction"])
 def test_a_request_overrides_the_server(field: str) -> None:
     check("server", field, REQUEST.get(field, []))
+
+
+def described(action: argparse.Action) -> dict[str, Any]:
+    """The help, the type and the choices of an option."""
+    shown = {name: value for name, value in vars(action).items() if name not in ("container", "type")}
+    return shown | {"class": type(action), "type": getattr(action.type, "__name__", None)}
+
+
+def test_the_options_of_drafting_are_the_same_everywhere() -> None:
+    defined = argparse.ArgumentParser()
+    add_draft_arguments(defined)
+    first = {option: described(action) for option, action in by_name(defined).items()}
+    for command in COMMANDS:
+        own = options_of(command)
+        if missing := first.keys() & by_name(defined).keys() - own.keys():
+            broken(f"call add_draft_arguments in mlx_lm.{command}: it has no {', '.join(missing)}")
+        for option in filter(SHARED.search, own):
+            if first.setdefault(option, described(own[option])) != described(own[option]):
+                broken(f"{option} is another one in mlx_lm.{command}: {described(own[option])}, not {first[option]}")
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,17 @@ def sizes() -> dict[str, tuple[int, int]]:
     apart = {"prefixes", "grammar"}
     lab = lines_of(ROOT / "conformance" / "lab")
     return {
-        "the series": (sum(code[stage] for stage in order() if stage not in apart), 7951),
-        "the series up to core": (sum(code[stage] for stage in to_core), 2405),
-        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 4762),
-        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5935),
+        "the series": (sum(code[stage] for stage in order() if stage not in apart), 7979),
+        "the series up to core": (sum(code[stage] for stage in to_core), 2428),
+        "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 4787),
+        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5978),
         "prefixes": (code["prefixes"], 513),
         "the tests of prefixes": (tests["prefixes"], 505),
         "grammar": (code["grammar"], 694),
         "the tests of grammar": (tests["grammar"], 862),
-        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 11_424),
+        "conformance/ without lab/": (lines_of(ROOT / "conformance") - lab, 12_111),
         "conformance/lab/": (lab, 3_681),
-        "scripts/": (lines_of(ROOT / "scripts"), 1_214),
+        "scripts/": (lines_of(ROOT / "scripts"), 1_213),
     } | {patch.name: (patch.added, MAX_PATCH) for patch in patches}
 
 
