@@ -12,9 +12,9 @@ from contextlib import closing, contextmanager
 from itertools import islice
 
 from conformance.doors.server.process import Body, Client, Inside
-from conformance.doors.server.requests import Right, judge_all, load, strategy_of
+from conformance.doors.server.requests import Right, judge_all, load, send, strategy_of
 from conformance.oracle.findings import broken, not_shown
-from conformance.server.traffic import DRAFTS, FOREVER, GATE_OFF, PENALTIES, ROW, SLOWLY, mixed
+from conformance.server.traffic import ASK, DRAFTS, FOREVER, GATE_OFF, PENALTIES, ROW, SLOWLY, mixed
 from conformance.subjects.prompts import chat, fenced
 
 OPTIONS = ("--prompt-cache-size", "10", "--prefill-step-size", "32")
@@ -34,9 +34,23 @@ def test_mixed_requests(server: Inside, right: Right) -> None:
         not_shown(f"no drafted request has {wanted - shown}, or nothing is cached")
 
 
-def steps_of(server: Client) -> int:
-    (steps,) = re.findall(r"^mlx_lm_batch_steps_total (\d+)$", server.get("/metrics").text, re.MULTILINE)
-    return int(steps)
+def counters(server: Client) -> dict[str, int]:
+    """The counters of /metrics, which has the format of Prometheus."""
+    page = server.get("/metrics")
+    assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    counter = r"^# HELP mlx_lm_(\w+)_total \S.*\n# TYPE mlx_lm_\1_total counter\nmlx_lm_\1_total (\d+)$"
+    found = re.findall(counter, page.text, re.MULTILINE)
+    assert 3 * len(found) == len(page.text.splitlines()), page.text
+    return {name: int(value) for name, value in found}
+
+
+def test_what_the_server_counts(server: Inside) -> None:
+    """A request that is alone in its batch is a row in each step."""
+    before = counters(server)
+    send(server, ASK)
+    now = counters(server)
+    steps, rows = (now[name] - before[name] for name in ("batch_steps", "batch_rows"))
+    assert rows == steps > 0
 
 
 # The most steps of a batch that a request may wait for: far less than a long answer takes.
@@ -48,11 +62,11 @@ LENGTH = 120
 @contextmanager
 def beside(server: Client, long: Body, right: Right) -> Iterator[None]:
     """What is asked beside a long answer does not wait for it, and leaves it as it is."""
-    before = steps_of(server)
+    before = counters(server)["batch_steps"]
     with closing(server.pieces(long)) as pieces:
         text = next(pieces)
         yield
-        if (steps := steps_of(server) - before) > STEPS:
+        if (steps := counters(server)["batch_steps"] - before) > STEPS:
             broken(f"who came waited for {steps} steps of a long answer", json.dumps(long))
         text += "".join(islice(pieces, LENGTH))
     whole = right(long | {"max_tokens": LENGTH}).text

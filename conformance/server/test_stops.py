@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -24,7 +26,8 @@ import mlx.core as mx
 import pytest
 import requests
 
-from conformance.doors.server.process import FAST, Body, Client, Inside, inside, serve
+from conformance import FIXTURE
+from conformance.doors.server.process import FAST, Body, Client, Inside, Server, inside, serve
 from conformance.doors.server.requests import load, send
 from conformance.oracle.findings import broken
 from conformance.oracle.profiles import FULL
@@ -35,6 +38,26 @@ from conformance.subjects.tiny import ENDED, ENDED_TEMPLATE, save
 
 # In seconds. A server has to stop sooner, even during work that takes far longer.
 SOON = 20.0
+
+
+def end(server: Server, sig: signal.Signals) -> None:
+    server.process.send_signal(sig)
+    try:
+        code = server.process.wait(SOON)
+    except TimeoutExpired:
+        broken(f"the server does not stop in {SOON} seconds")
+    assert code == 0, f"the server stops with {code}"
+
+
+def test_a_load_is_stopped(tmp_path: Path) -> None:
+    """A model whose config nobody writes is never loaded."""
+    model = tmp_path / "model"
+    shutil.copytree(FIXTURE, model)
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    with serve(model=model, env=FAST) as server:
+        time.sleep(1)
+        end(server, signal.SIGTERM)
 
 
 def test_work_is_stopped(tmp_path: Path) -> None:
@@ -48,13 +71,10 @@ def test_work_is_stopped(tmp_path: Path) -> None:
         while server.log.count("progress") < n:
             time.sleep(0.05)
         time.sleep(0.5)
-        for sig in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        for sig in (signal.SIGINT, signal.SIGINT):
             server.process.send_signal(sig)
             time.sleep(0.2)
-        try:
-            assert server.process.wait(SOON) == 0
-        except TimeoutExpired:
-            broken(f"the server does not stop in {SOON} seconds")
+        end(server, signal.SIGTERM)
         for stream in streams:
             assert "error" in stream.result()[-1], "its client is not told"
         assert file.exists(), "its memory is lost"
