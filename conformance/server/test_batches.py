@@ -95,6 +95,3 @@ def test_each_row_is_as_alone(server: Inside, right: Right) -> None:
     assert all(right(row).text != right(ROW).text for row in ROWS if "stop" in row)
     with beside(server, FOREVER, right):
         judge_all(ROWS, load(server, ROWS, len(ROWS)), right)
-    # In a small batch most drafts are long enough to be right in part.
-    with beside(server, FOREVER | SLOWLY, right):
-        judge_all(ROWS, load(server, ROWS, 1), right)

@@ -4,9 +4,9 @@ python -m conformance.lab.bench.speed [--strategies edit suffix ngram-simple ngr
 python -m conformance.lab.bench.speed --model smollm2 --strategies edit --temperature 0.8
 
 Without --model it is the fixture with a wider MLP, which computes the same at the cost of a model of 24 million
-parameters. With it the prompts are tasks of its own, and of each kind of recorded answers the first one of the half
-that nothing is fitted to. cells.py says how the runs take turns. An answer that runs into a loop is marked: a loop
-flatters every drafter.
+parameters. With it the prompts are those of recorded answers: of each kind the first one of the half that nothing
+is fitted to. cells.py says how the runs take turns. An answer that runs into a loop is marked: a loop flatters every
+drafter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from conformance.lab.bench import models
 from conformance.lab.bench.cells import REPEATS, Ready, compared
 from conformance.lab.recorded import FILES, is_judge, read
 from conformance.smollm2 import MODELS, path_of
-from conformance.smollm2.tasks import TASKS
 from conformance.subjects.prompts import PROMPTS
 from conformance.tables import line, table
 
@@ -32,9 +31,10 @@ HEAD = ("prompt", "strategy", "speed", "spread", "plain tokens a second", "token
 
 def known(subject: models.Subject, is_real: bool) -> dict[str, list[int]]:
     """The prompts by name, in token ids."""
-    asked = {name: make() for name, make in TASKS.items()} if is_real else PROMPTS
-    found = {name: subject.encode(messages) for name, messages in asked.items()}
-    for one in read(FILES["answers"]) if is_real else ():
+    if not is_real:
+        return {name: subject.encode(messages) for name, messages in PROMPTS.items()}
+    found = dict[str, list[int]]()
+    for one in read(FILES["answers"]):
         if is_judge(one["source"]):
             found.setdefault(one["kind"], one["prompt"])
     return found
@@ -46,7 +46,7 @@ def main() -> None:
     add("--tokens", type=at_least_one, default=256)
     add("--strategies", nargs="+", default=list(LOOKUPS), choices=LOOKUPS, metavar="NAME")
     add("--temperature", type=float, default=0.0)
-    add("--model", choices=list(MODELS), help="a model of scripts/model.sh, with tasks of its own")
+    add("--model", choices=list(MODELS), help="a model of scripts/model.sh")
     add("--prompts", nargs="+", metavar="NAME", help="some of the prompts")
     args = options.parse_args()
     try:
