@@ -66,7 +66,7 @@ def sizes() -> dict[str, tuple[int, int]]:
         "the series": (sum(code[stage] for stage in order() if stage not in apart), 7979),
         "the series up to core": (sum(code[stage] for stage in to_core), 2428),
         "mlx_lm/draft": (lines_of(checkout() / "mlx_lm" / "draft"), 4787),
-        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5978),
+        "the tests of the series": (sum(tests[stage] for stage in order() if stage not in apart), 5980),
         "prefixes": (code["prefixes"], 513),
         "the tests of prefixes": (tests["prefixes"], 505),
         "grammar": (code["grammar"], 694),
