@@ -2,7 +2,7 @@
 # usage: scripts/check.sh [-h] [--stage NAME | --tree TREE] [pytest arguments]
 #        scripts/check.sh --model smollm2 [options of python -m conformance check]
 #
-# Run the tests on the patched default release of mlx-lm, and the lint, in 5 to 7 minutes alone on two cores. The script makes
+# Run the tests on the patched default release of mlx-lm, and the lint, in 4 to 7 minutes alone on two cores. The script makes
 # what it needs: the patched source, a venv with tox in .venv-tox, and the environments of tox.ini.
 #
 #   scripts/check.sh                     all tests but those of the suite and the scripts (scripts/tox.sh -e selftest)
