@@ -126,7 +126,7 @@ def test_a_row_leaves_under_a_block() -> None:
         batch = Rows(plain("llama"), draft_costs=FREE)
         batch.insert(*others("llama"))
         batch.step(steps)
-        batch.look(2, "cancel")
+        batch.look(2, "drop")
         batch.finish()
 
 
